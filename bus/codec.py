@@ -1,0 +1,435 @@
+"""Typed messages over msgpack: frozen dataclasses on one side, checked bytes on the other.
+
+A message is a frozen, slotted, keyword-only dataclass registered with a tag in a `Codec`; on the
+wire it is a msgpack array `[tag, *fields]` (nested structs are arrays without a tag). Fields are
+only ever added at the end, with a default: an older peer's shorter array takes the defaults, a
+newer peer's longer one has its extra fields passed over. A tag with the `DROPPABLE` bit may be
+unknown to the receiver, which then skips the message; any other unknown tag is an error.
+
+Decoding checks type, range, length and depth of everything and raises `DecodeError` only,
+whatever bytes come. The same field rules read the API's string-keyed maps (`from_map`), there
+with `Invalid` errors that name the parameter.
+
+Field types: bool, int, float, str, bytes, PackedIds, NewTypes of these, `T | None`,
+`tuple[T, ...]`, structs (frozen dataclasses), `dict[str, Any]` (API maps only), and
+`Annotated[T, Range(..) | MaxBytes(..) | MaxItems(..) | OneOf(..)]`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgpack
+
+from bus.errors import DecodeError, Invalid
+from bus.ids import U64_MAX, PackedIds
+
+#: Tags with this bit may be skipped by a peer that does not know them.
+DROPPABLE = 0x40
+MAX_TAG = 0x7F
+#: Limits of fields that state none. A text field is a name or a sentence, not a document.
+DEFAULT_TEXT_BYTES = 4096
+DEFAULT_BLOB_BYTES = 64 * 1024 * 1024
+DEFAULT_ITEMS = 4096
+#: Deeper data than any message of ours has; stops bombs before objects are made of them.
+MAX_DEPTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Inclusive bounds of a number."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class MaxBytes:
+    """Most bytes of a text (UTF-8) or bytes field."""
+
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class MaxItems:
+    """Most items of a tuple or map."""
+
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """The values that a field may have."""
+
+    values: frozenset[str]
+
+
+class FieldError(Exception):
+    """A value that does not fit its field; `path` is outermost first. Internal to this module."""
+
+    def __init__(self, problem: str, path: tuple[str, ...] = ()) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.path = path
+
+    def under(self, name: str) -> FieldError:
+        return FieldError(self.problem, (name, *self.path))
+
+
+Convert = Callable[[Any], Any]
+M = TypeVar("M")
+
+
+def _bool(value: Any) -> bool:
+    if type(value) is not bool:
+        raise FieldError(f"should be true or false, not {_kind(value)}")
+    return value
+
+
+def _int(low: float, high: float) -> Convert:
+    def convert(value: Any) -> int:
+        if type(value) is not int:
+            raise FieldError(f"should be a whole number, not {_kind(value)}")
+        if not low <= value <= high:
+            raise FieldError(f"is {value}; it should be {low:.0f} to {high:.0f}")
+        return value
+
+    return convert
+
+
+def _float(low: float, high: float) -> Convert:
+    def convert(value: Any) -> float:
+        if type(value) is int and abs(value) <= 2**53:
+            value = float(value)
+        if type(value) is not float:
+            raise FieldError(f"should be a number, not {_kind(value)}")
+        if not (math.isfinite(value) and low <= value <= high):
+            raise FieldError(f"is {value}; it should be {low:g} to {high:g}")
+        return value
+
+    return convert
+
+
+def _text(limit: int) -> Convert:
+    def convert(value: Any) -> str:
+        if type(value) is not str:
+            raise FieldError(f"should be text, not {_kind(value)}")
+        if len(value) * 4 > limit and len(value.encode("utf-8", "surrogatepass")) > limit:
+            raise FieldError(f"is longer than {limit} bytes")
+        return value
+
+    return convert
+
+
+def _one_of(values: frozenset[str]) -> Convert:
+    def convert(value: Any) -> str:
+        if type(value) is not str or value not in values:
+            raise FieldError(f"should be one of {', '.join(sorted(values))}")
+        return value
+
+    return convert
+
+
+def _blob(limit: int) -> Convert:
+    def convert(value: Any) -> bytes:
+        if type(value) is not bytes:
+            raise FieldError(f"should be bytes, not {_kind(value)}")
+        if len(value) > limit:
+            raise FieldError(f"is longer than {limit} bytes")
+        return value
+
+    return convert
+
+
+def _packed_ids(limit: int) -> Convert:
+    blob = _blob(limit)
+
+    def convert(value: Any) -> bytes:
+        ids: bytes = blob(value)
+        if len(ids) % 4:
+            raise FieldError("is no list of packed token ids (its length is no multiple of 4)")
+        return ids
+
+    return convert
+
+
+def _optional(inner: Convert) -> Convert:
+    def convert(value: Any) -> Any:
+        return None if value is None else inner(value)
+
+    return convert
+
+
+def _items(inner: Convert, limit: int) -> Convert:
+    def convert(value: Any) -> tuple[Any, ...]:
+        if type(value) is not list and type(value) is not tuple:
+            raise FieldError(f"should be a list, not {_kind(value)}")
+        if len(value) > limit:
+            raise FieldError(f"has {len(value)} items; at most {limit} are taken")
+        index = 0
+        try:
+            out = []
+            for index, item in enumerate(value):  # noqa: B007 - named in the error
+                out.append(inner(item))
+            return tuple(out)
+        except FieldError as error:
+            raise error.under(f"[{index}]") from None
+
+    return convert
+
+
+def _map(limit: int) -> Convert:
+    def convert(value: Any) -> dict[str, Any]:
+        if type(value) is not dict:
+            raise FieldError(f"should be a map, not {_kind(value)}")
+        if len(value) > limit:
+            raise FieldError(f"has {len(value)} keys; at most {limit} are taken")
+        return value
+
+    return convert
+
+
+def _kind(value: Any) -> str:
+    names = {str: "text", bytes: "bytes", list: "a list", dict: "a map", bool: "true or false"}
+    return "nothing" if value is None else names.get(type(value), f"a {type(value).__name__}")
+
+
+def _converter(annotation: Any, rules: tuple[Any, ...] = ()) -> Convert:
+    """The check for one annotation; `rules` are its Annotated extras."""
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        inner, *extras = typing.get_args(annotation)
+        return _converter(inner, (*extras, *rules))
+    if annotation is PackedIds:
+        return _packed_ids(_rule(rules, MaxBytes, MaxBytes(DEFAULT_BLOB_BYTES)).limit)
+    if isinstance(annotation, typing.NewType):
+        return _converter(annotation.__supertype__, rules)
+    if origin in (typing.Union, types.UnionType):
+        inner_types = [a for a in typing.get_args(annotation) if a is not type(None)]
+        if len(inner_types) != 1:
+            raise TypeError(f"only T | None is a field type, not {annotation}")
+        return _optional(_converter(inner_types[0], rules))
+    if origin is tuple:
+        item, ellipsis = typing.get_args(annotation)
+        if ellipsis is not Ellipsis:
+            raise TypeError(f"only tuple[T, ...] is a field type, not {annotation}")
+        return _items(_converter(item), _rule(rules, MaxItems, MaxItems(DEFAULT_ITEMS)).limit)
+    if origin is dict:
+        return _map(_rule(rules, MaxItems, MaxItems(DEFAULT_ITEMS)).limit)
+    if dataclasses.is_dataclass(annotation):
+        return StructCodec.of(typing.cast(type, annotation)).decode
+    return _scalar(annotation, rules)
+
+
+def _scalar(annotation: Any, rules: tuple[Any, ...]) -> Convert:
+    if annotation is bool:
+        return _bool
+    if annotation is int:
+        bounds = _rule(rules, Range, Range(0, U64_MAX))
+        return _int(bounds.low, bounds.high)
+    if annotation is float:
+        bounds = _rule(rules, Range, Range(-math.inf, math.inf))
+        return _float(bounds.low, bounds.high)
+    if annotation is str:
+        for rule in rules:
+            if isinstance(rule, OneOf):
+                return _one_of(rule.values)
+        return _text(_rule(rules, MaxBytes, MaxBytes(DEFAULT_TEXT_BYTES)).limit)
+    if annotation is bytes:
+        return _blob(_rule(rules, MaxBytes, MaxBytes(DEFAULT_BLOB_BYTES)).limit)
+    raise TypeError(f"{annotation!r} is no field type")
+
+
+R = TypeVar("R")
+
+
+def _rule(rules: tuple[Any, ...], kind: type[R], default: R) -> R:
+    return next((rule for rule in rules if isinstance(rule, kind)), default)
+
+
+def _lower(value: Any) -> Any:
+    """A field value as msgpack takes it: structs as arrays."""
+    if type(value) is tuple:
+        return [_lower(item) for item in value]
+    if dataclasses.is_dataclass(value):
+        return StructCodec.of(type(value)).encode(value)
+    return value
+
+
+class StructCodec:
+    """How one frozen dataclass becomes a list of fields and back; made once per class."""
+
+    _made: typing.ClassVar[dict[type, StructCodec]] = {}
+
+    def __init__(self, cls: type) -> None:
+        hints = typing.get_type_hints(cls, include_extras=True)
+        self.cls = cls
+        self.fields = dataclasses.fields(cls)
+        self.names = tuple(f.name for f in self.fields)
+        self.converters = tuple(_converter(hints[name]) for name in self.names)
+        self.required = sum(
+            f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+            for f in self.fields
+        )
+
+    @classmethod
+    def of(cls, struct: type) -> StructCodec:
+        made = cls._made.get(struct)
+        if made is None:
+            made = cls._made[struct] = StructCodec(struct)
+        return made
+
+    def encode(self, value: Any) -> list[Any]:
+        return [_lower(getattr(value, name)) for name in self.names]
+
+    def decode(self, values: Any) -> Any:
+        if type(values) is not list:
+            raise FieldError(f"should be a {self.cls.__name__}, not {_kind(values)}")
+        if len(values) < self.required:
+            raise FieldError(f"lacks fields of {self.cls.__name__}")
+        made = {}
+        for name, convert, value in zip(self.names, self.converters, values, strict=False):
+            try:
+                made[name] = convert(value)
+            except FieldError as error:
+                raise error.under(name) from None
+        return self.cls(**made)
+
+    def decode_map(self, values: Mapping[str, Any]) -> Any:
+        made = {}
+        for field, convert in zip(self.fields, self.converters, strict=True):
+            if field.name in values:
+                try:
+                    made[field.name] = convert(values[field.name])
+                except FieldError as error:
+                    raise error.under(field.name) from None
+            elif (
+                field.default is dataclasses.MISSING
+                and field.default_factory is dataclasses.MISSING
+            ):
+                raise FieldError("is missing", (field.name,))
+        return self.cls(**made)
+
+
+class Codec:
+    """The messages of one protocol, by tag.
+
+    Args:
+        name: for error texts.
+        max_bytes: the longest encoded message that `decode` takes.
+    """
+
+    def __init__(self, name: str, *, max_bytes: int) -> None:
+        self.name = name
+        self.max_bytes = max_bytes
+        self._by_tag: dict[int, StructCodec] = {}
+        self._tags: dict[type, int] = {}
+        self._priorities: dict[type, int] = {}
+
+    def message(self, tag: int, *, priority: int = 0) -> Callable[[type[M]], type[M]]:
+        """Register a frozen dataclass under a tag (0 to 127, bit 0x40 = droppable)."""
+
+        def register(cls: type[M]) -> type[M]:
+            if not 0 <= tag <= MAX_TAG:
+                raise TypeError(f"tag {tag} of {cls.__name__} is outside 0 to {MAX_TAG}")
+            if tag in self._by_tag:
+                raise TypeError(f"tag {tag} names {self._by_tag[tag].cls.__name__} already")
+            self._by_tag[tag] = StructCodec.of(cls)
+            self._tags[cls] = tag
+            self._priorities[cls] = priority
+            return cls
+
+        return register
+
+    @property
+    def messages(self) -> Mapping[int, type]:
+        """Message class by tag."""
+        return {tag: struct.cls for tag, struct in self._by_tag.items()}
+
+    def priority(self, message: object) -> int:
+        """The priority class of a message of this protocol."""
+        return self._priorities[type(message)]
+
+    def encode(self, message: object) -> bytes:
+        """The bytes of a message."""
+        tag = self._tags[type(message)]
+        packed: bytes = msgpack.packb([tag, *self._by_tag[tag].encode(message)])
+        return packed
+
+    def decode(self, data: bytes) -> Any | None:
+        """The message in `data`, or None for an unknown one that may be skipped.
+
+        Raises:
+            DecodeError: anything else that is no message of this protocol.
+        """
+        values = unpack(data, max_bytes=self.max_bytes)
+        if type(values) is not list or not values or type(values[0]) is not int:
+            raise DecodeError(f"not a {self.name} message")
+        tag = values[0]
+        struct = self._by_tag.get(tag)
+        if struct is None:
+            if 0 <= tag <= MAX_TAG and tag & DROPPABLE:
+                return None
+            raise DecodeError(f"{self.name} message with unknown tag {tag}; is the peer newer?")
+        try:
+            return struct.decode(values[1:])
+        except FieldError as error:
+            where = ".".join((struct.cls.__name__, *error.path))
+            raise DecodeError(f"{where} {error.problem}") from None
+
+
+def from_map(cls: type[M], values: Mapping[str, Any]) -> M:
+    """A struct from an API map: unknown keys are passed over, wrong values are errors.
+
+    Raises:
+        Invalid: a key is missing or a value does not fit; `param` names it.
+    """
+    try:
+        made: M = StructCodec.of(cls).decode_map(values)
+        return made
+    except FieldError as error:
+        param = "".join(p if p.startswith("[") else f".{p}" for p in error.path).lstrip(".")
+        raise Invalid(f"{param} {error.problem}", param=param) from None
+
+
+def to_map(value: object) -> dict[str, Any]:
+    """A struct as an API map, nested ones too; fields that are None are left out."""
+
+    def plain(item: Any) -> Any:
+        if type(item) is tuple:
+            return [plain(part) for part in item]
+        return to_map(item) if dataclasses.is_dataclass(item) else item
+
+    names = StructCodec.of(type(value)).names
+    return {name: plain(v) for name in names if (v := getattr(value, name)) is not None}
+
+
+def unpack(data: bytes, *, max_bytes: int) -> Any:
+    """Plain msgpack data under limits.
+
+    Raises:
+        DecodeError: too long, too deep, or not msgpack.
+    """
+    if len(data) > max_bytes:
+        raise DecodeError(f"message of {len(data)} bytes; at most {max_bytes} are taken")
+    try:
+        values = msgpack.unpackb(data, raw=False, strict_map_key=True, max_ext_len=0)
+    except Exception as error:  # noqa: BLE001 - msgpack raises many kinds for bad input
+        raise DecodeError(f"not msgpack: {type(error).__name__}") from None
+    _check_depth(values, MAX_DEPTH)
+    return values
+
+
+def _check_depth(values: Any, left: int) -> None:
+    if type(values) is list or type(values) is dict:
+        if not left:
+            raise DecodeError(f"message nested deeper than {MAX_DEPTH}")
+        for item in values.values() if type(values) is dict else values:
+            if type(item) is list or type(item) is dict:
+                _check_depth(item, left - 1)

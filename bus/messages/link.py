@@ -1,0 +1,380 @@
+"""Link-F messages between head and nodes, by tag and priority (docs/link-f.md).
+
+Priority 0 keeps links and leases alive, 1 carries token events and acknowledgements, 2 a session's
+commands (in the order given), 3 status, 4 bulk. Tags never change meaning and are never reused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from bus.codec import DROPPABLE, Codec, MaxBytes, MaxItems, OneOf, Range
+from bus.ids import (
+    CommandId,
+    Epoch,
+    GenerationId,
+    ModelName,
+    NodeIdentity,
+    NumericsId,
+    PackedIds,
+    SessionId,
+    WorkerIncarnation,
+)
+
+#: A message joined from its parts may be this long.
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+LINK = Codec("Link-F", max_bytes=MAX_MESSAGE_BYTES)
+
+U8 = Annotated[int, Range(0, 255)]
+U32 = Annotated[int, Range(0, 2**32 - 1)]
+Name = Annotated[str, MaxBytes(128)]
+Fraction = Annotated[float, Range(0.0, 1.0)]
+
+#: Why a generation ended, as the worker says it.
+FINISH_REASONS = frozenset({"eos", "stop", "length", "cancelled", "expired", "refused", "error"})
+#: Model phases that a node reports.
+MODEL_PHASES = frozenset({"loading", "ready", "failed"})
+
+
+# --- structs --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are drawn. Temperature 0 is argmax; top_k 0 and top_p 1 switch off."""
+
+    temperature: Annotated[float, Range(0.0, 100.0)] = 1.0
+    top_k: U32 = 0
+    top_p: Fraction = 1.0
+    min_p: Fraction = 0.0
+    seed: int = 0
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A stretch of a context: how many tokens, and whether they were computed one by one.
+
+    Prompts go by chunk, generated tokens by step; replaying them the same way is bit-exact.
+    """
+
+    tokens: U32
+    by_step: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStatus:
+    """One model on one node. Rates are tokens/s measured while busy; 0 is not yet known."""
+
+    name: ModelName
+    phase: Annotated[str, OneOf(MODEL_PHASES)]
+    problem: Annotated[str, MaxBytes(1024)] = ""
+    window_tokens: U32 = 0
+    lanes_total: U32 = 0
+    lanes_used: U32 = 0
+    queued: U32 = 0
+    kv_live_tokens: int = 0
+    kv_total_tokens: int = 0
+    decode_rate: Annotated[float, Range(0.0, 1e9)] = 0.0
+    prefill_rate: Annotated[float, Range(0.0, 1e9)] = 0.0
+    tokenizer_digest: int = 0
+    numerics: NumericsId = NumericsId("")
+    worker: WorkerIncarnation = WorkerIncarnation(0)
+    device: Annotated[str, MaxBytes(64)] = ""
+    prefixes: Annotated[tuple[bytes, ...], MaxItems(4096)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostStatus:
+    """A node's machine: bytes of memory, one-minute load average."""
+
+    memory_total_bytes: int = 0
+    memory_free_bytes: int = 0
+    gpu_total_bytes: int = 0
+    gpu_free_bytes: int = 0
+    blob_budget_bytes: int = 0
+    load_average: Annotated[float, Range(0.0, 1e6)] = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerBeat:
+    """A worker's progress, inside a heartbeat."""
+
+    model: ModelName
+    worker: WorkerIncarnation
+    phase: Name
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRef:
+    session: SessionId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a generation cost, in tokens."""
+
+    prompt_tokens: U32 = 0
+    cached_tokens: U32 = 0
+    completion_tokens: U32 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """The end of a generation. `length` and `max` are set when a limit was the reason."""
+
+    reason: Annotated[str, OneOf(FINISH_REASONS)]
+    error_code: Name = ""
+    message: Annotated[str, MaxBytes(2048)] = ""
+    param: Name = ""
+    length: int = 0
+    max: int = 0
+    usage: Usage = Usage()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRun:
+    """Tokens of one generation in a row, and its finish when these are the last.
+
+    `event_seq` counts tokens: the first id has `first_seq`, the next one more; a finish takes the
+    number after the last token. A run may be cut or joined anywhere when it is sent again.
+    """
+
+    session: SessionId
+    epoch: Epoch
+    generation: GenerationId
+    first_seq: int
+    ids: PackedIds = PackedIds(b"")
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watermark:
+    """All events below `committed` of a generation are durable on the head (a finish counts)."""
+
+    generation: GenerationId
+    committed: int
+
+
+# --- the end of the handshake -----------------------------------------------------------------
+
+
+@LINK.message(tag=1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfirm:
+    """The node's side of the last handshake step."""
+
+    identity: NodeIdentity
+    incarnation: int
+    software: Name
+    capabilities: Annotated[tuple[Name, ...], MaxItems(64)] = ()
+    models: Annotated[tuple[ModelStatus, ...], MaxItems(256)] = ()
+    host: HostStatus = HostStatus()
+    highest_epoch: Epoch = Epoch(0)
+    held: Annotated[tuple[LeaseRef, ...], MaxItems(65536)] = ()
+
+
+@LINK.message(tag=2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadConfirm:
+    """The head's side of the last handshake step."""
+
+    identity: Name
+    boot: int
+    software: Name
+    capabilities: Annotated[tuple[Name, ...], MaxItems(64)] = ()
+
+
+# --- priority 0: links and leases -------------------------------------------------------------
+
+
+@LINK.message(tag=3, priority=0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """Sent after silence; carries the sender's loop lag and its workers' progress."""
+
+    loop_lag_ms: U32 = 0
+    workers: Annotated[tuple[WorkerBeat, ...], MaxItems(256)] = ()
+
+
+@LINK.message(tag=4, priority=0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRenew:
+    """The node asks to go on; `sent_at_s` is its own clock, echoed, from which it counts."""
+
+    sent_at_s: float
+    leases: Annotated[tuple[LeaseRef, ...], MaxItems(65536)]
+
+
+@LINK.message(tag=5, priority=0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseGrant:
+    sent_at_s: float
+    lease_ms: U32
+    leases: Annotated[tuple[LeaseRef, ...], MaxItems(65536)]
+
+
+@LINK.message(tag=6, priority=0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodbye:
+    """The sender ends the link on purpose; nothing of it should be waited for."""
+
+    reason: Annotated[str, MaxBytes(512)]
+
+
+# --- priority 1: token events and answers to commands -----------------------------------------
+
+
+@LINK.message(tag=8, priority=1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenEvents:
+    runs: Annotated[tuple[TokenRun, ...], MaxItems(4096)]
+
+
+@LINK.message(tag=9, priority=1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatermarkAck:
+    watermarks: Annotated[tuple[Watermark, ...], MaxItems(4096)]
+
+
+@LINK.message(tag=10, priority=1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """The worker of a generation died: no end of it, the head decides what follows."""
+
+    session: SessionId
+    epoch: Epoch
+    generation: GenerationId
+    worker: WorkerIncarnation
+    reason: Annotated[str, MaxBytes(1024)]
+
+
+@LINK.message(tag=11, priority=1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declined:
+    """The node can not run this generation; nothing of it was computed."""
+
+    command: CommandId
+    session: SessionId
+    epoch: Epoch
+    generation: GenerationId
+    code: Name
+    message: Annotated[str, MaxBytes(2048)]
+    length: int = 0
+    max: int = 0
+
+
+@LINK.message(tag=12, priority=1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeedFull:
+    """An append did not match what the node holds; it has `length` tokens with this digest."""
+
+    command: CommandId
+    session: SessionId
+    epoch: Epoch
+    length: U32
+    digest: Annotated[bytes, MaxBytes(16)]
+
+
+# --- priority 2: commands of a session, in order ----------------------------------------------
+
+
+@LINK.message(tag=16, priority=2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionAssign:
+    command: CommandId
+    session: SessionId
+    epoch: Epoch
+    model: ModelName
+    lease_ms: U32
+    qos: U8 = 0
+
+
+@LINK.message(tag=17, priority=2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRevoke:
+    """The session ends there (finish, park, move); its generation with it."""
+
+    command: CommandId
+    session: SessionId
+    epoch: Epoch
+    reason: Name
+
+
+@LINK.message(tag=18, priority=2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendContent:
+    """Extend the context: after `base_tokens` tokens with `base_digest` come `ids`.
+
+    Segments cover `ids` in order; none means one chunk segment.
+    """
+
+    command: CommandId
+    session: SessionId
+    epoch: Epoch
+    base_tokens: U32
+    base_digest: Annotated[bytes, MaxBytes(16)]
+    ids: PackedIds
+    segments: Annotated[tuple[Segment, ...], MaxItems(65536)] = ()
+
+
+@LINK.message(tag=19, priority=2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateReq:
+    """Run the model on the session's context. `wall_ms` 0 is no wall budget.
+
+    `prompt_tokens` and `generated_tokens` say where in the answer this generation begins, so
+    draws, penalties and limits go on where an earlier one stopped.
+    """
+
+    command: CommandId
+    session: SessionId
+    epoch: Epoch
+    generation: GenerationId
+    sampling: SamplingParams
+    max_new_tokens: U32
+    prompt_tokens: U32
+    generated_tokens: U32 = 0
+    wall_ms: int = 0
+    exact: bool = False
+
+
+@LINK.message(tag=20, priority=2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateCancel:
+    command: CommandId
+    session: SessionId
+    epoch: Epoch
+    generation: GenerationId
+
+
+@LINK.message(tag=21, priority=2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The node did not apply a command. `known_epoch` is the highest it knows of the session."""
+
+    command: CommandId
+    session: SessionId
+    epoch: Epoch
+    code: Name
+    message: Annotated[str, MaxBytes(2048)]
+    known_epoch: Epoch = Epoch(0)
+
+
+# --- priority 3: status -----------------------------------------------------------------------
+
+
+@LINK.message(tag=24 | DROPPABLE, priority=3)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    models: Annotated[tuple[ModelStatus, ...], MaxItems(256)]
+    host: HostStatus = HostStatus()
+    draining: bool = False
+
+
+#: The commands of a session: they keep their order among each other.
+SESSION_COMMANDS = (SessionAssign, SessionRevoke, AppendContent, GenerateReq, GenerateCancel)

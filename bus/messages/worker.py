@@ -1,0 +1,165 @@
+"""Messages between an agent and its worker processes, over PUSH/PULL pipes.
+
+The agent sends `Submit`, `Cancel`, `Pause`, `Resume`, `Ping`, `Stop`; the worker answers `Ready`
+once, then `Accepted` or `Rejected` for each submit, `Output` for tokens, `Pong`, or `Failed` before
+it ends by itself. The agent keeps a submit until it is accepted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from bus.codec import Codec, MaxBytes, MaxItems, Range
+from bus.ids import GenerationId, NumericsId, PackedIds, WorkerIncarnation
+from bus.messages.link import U8, U32, Finish, Name, SamplingParams, Segment
+
+WORKER = Codec("worker", max_bytes=64 * 1024 * 1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStats:
+    """Counters since the worker's start; busy times count only time inside that kind of work."""
+
+    steps: int = 0
+    decode_tokens: int = 0
+    prefill_tokens: int = 0
+    decode_busy_s: Annotated[float, Range(0.0, 1e12)] = 0.0
+    prefill_busy_s: Annotated[float, Range(0.0, 1e12)] = 0.0
+    lanes_used: U32 = 0
+    queued: U32 = 0
+    kv_live_tokens: int = 0
+    phase: Name = "idle"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputRun:
+    """Tokens of a generation in a row; `first_index` counts from the generation's own start."""
+
+    generation: GenerationId
+    first_index: int
+    ids: PackedIds = PackedIds(b"")
+    finish: Finish | None = None
+
+
+# --- agent to worker --------------------------------------------------------------------------
+
+
+@WORKER.message(tag=1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submit:
+    """Generate after `context` (packed ids; `segments` cover it in order, none = one chunk).
+
+    `prompt_tokens` and `generated_tokens` as in `GenerateReq`. `wall_ms` 0 is no limit.
+    """
+
+    generation: GenerationId
+    context: PackedIds
+    sampling: SamplingParams
+    max_new_tokens: U32
+    prompt_tokens: U32
+    generated_tokens: U32 = 0
+    wall_ms: int = 0
+    qos: U8 = 0
+    segments: Annotated[tuple[Segment, ...], MaxItems(65536)] = ()
+    exact: bool = False
+
+
+@WORKER.message(tag=2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    """End a generation; its `Output` with finish `cancelled` follows. Unknown ones are ignored."""
+
+    generation: GenerationId
+
+
+@WORKER.message(tag=3)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """Make no more tokens of this generation until `Resume`; its lane keeps its KV."""
+
+    generation: GenerationId
+
+
+@WORKER.message(tag=4)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    generation: GenerationId
+
+
+@WORKER.message(tag=5)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ping:
+    nonce: int
+
+
+@WORKER.message(tag=6)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Exit now; running generations end without a word (the agent knows them)."""
+
+
+# --- worker to agent --------------------------------------------------------------------------
+
+
+@WORKER.message(tag=32)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """The model is loaded and its self-test passed."""
+
+    worker: WorkerIncarnation
+    window_tokens: U32
+    lanes: U32
+    kv_total_tokens: int
+    numerics: NumericsId
+    tokenizer_digest: int
+    device: Annotated[str, MaxBytes(64)]
+    load_s: float
+
+
+@WORKER.message(tag=33)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    generation: GenerationId
+
+
+@WORKER.message(tag=34)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """The submit can not run; `code` is one of bus/errors.py."""
+
+    generation: GenerationId
+    code: Name
+    message: Annotated[str, MaxBytes(2048)]
+    param: Name = ""
+    length: int = 0
+    max: int = 0
+
+
+@WORKER.message(tag=35)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """Tokens of all generations since the last flush, with the counters of now.
+
+    The worker flushes a generation's first token at once, then at 16 tokens of one generation or
+    after max(25 ms, 2 steps), and a finish at once; a flush carries every generation's tokens.
+    """
+
+    runs: Annotated[tuple[OutputRun, ...], MaxItems(4096)]
+    stats: WorkerStats
+
+
+@WORKER.message(tag=36)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pong:
+    nonce: int
+    stats: WorkerStats
+
+
+@WORKER.message(tag=37)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """Why the worker is about to exit (a model folder that lacks a file, no GPU)."""
+
+    code: Name
+    message: Annotated[str, MaxBytes(2048)]
