@@ -1,0 +1,217 @@
+"""The client API's bodies: msgpack maps with string keys (docs/api.md).
+
+A request is `[b"SF1", body, blob...]` with `op`, `id` and the operation's own keys; replies have
+the same shape with `id` and `kind` (event, end, error). Unknown keys are passed over; a wrong value
+of a known key is an error that names it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgpack
+
+from bus.codec import MaxBytes, MaxItems, OneOf, Range, from_map, unpack
+from bus.errors import DecodeError, Invalid, SuperfluidError
+from bus.ids import ModelName, RequestId, SessionId
+from bus.messages.link import U32, Fraction
+
+MARK = b"SF1"
+MAX_BODY_BYTES = 8 * 1024 * 1024
+MAX_PROMPT_TOKENS = 1 << 20
+DEFAULT_CREDIT = 256
+MAX_CREDIT = 4096
+
+#: QoS classes by name; lower goes first.
+QOS_CLASSES = {"interactive": 0, "completion": 1, "agent": 2, "background": 3}
+
+Qos = Annotated[str, OneOf(frozenset(QOS_CLASSES))]
+Text = Annotated[str, MaxBytes(MAX_BODY_BYTES)]
+Ids = Annotated[tuple[U32, ...], MaxItems(MAX_PROMPT_TOKENS)]
+RequestIdField = Annotated[RequestId, MaxBytes(64)]
+Key = Annotated[str, MaxBytes(256)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """What every request has. `credit` is how many events may come before a `more`."""
+
+    op: Annotated[str, MaxBytes(64)]
+    id: RequestIdField
+    credit: Annotated[int, Range(1, MAX_CREDIT)] = DEFAULT_CREDIT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationOptions:
+    """What `generate` and `chat` share. Times in ms, 0 is no limit; seed None draws one."""
+
+    model: ModelName
+    max_new: U32 = 256
+    max_wall_ms: int = 0
+    temperature: Annotated[float, Range(0.0, 100.0)] = 1.0
+    top_k: U32 = 0
+    top_p: Fraction = 1.0
+    min_p: Fraction = 0.0
+    seed: int | None = None
+    ignore_eos: bool = False
+    qos: Qos = "interactive"
+    key: Key | None = None
+    exact: bool = False
+    on_disconnect: Annotated[str, OneOf(frozenset({"cancel", "keep"}))] | None = None
+
+
+#: Keys of the API's full table that this version does not serve; refused, never passed over.
+NOT_YET = ("stop", "logprobs", "logit_bias", "constraint", "tools", "tool_choice", "schema")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest(GenerationOptions):
+    """One of `prompt` (text) and `tokens` (ids)."""
+
+    prompt: Text | None = None
+    tokens: Ids | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest(GenerationOptions):
+    """`messages`: maps with `role` and `content`; `template` holds further template variables."""
+
+    messages: Annotated[tuple[dict[str, Any], ...], MaxItems(4096)]
+    template: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AboutRequest:
+    """`cancel` and `more`: about an open request of this connection."""
+
+    about: RequestIdField
+    credit: Annotated[int, Range(1, MAX_CREDIT)] = DEFAULT_CREDIT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachRequest:
+    """Continue an answer from token `offset`; exactly one of the three names it."""
+
+    about: RequestIdField | None = None
+    key: Key | None = None
+    session: SessionId | None = None
+    offset: U32 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizeRequest:
+    model: ModelName
+    text: Text
+    add_special: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetokenizeRequest:
+    model: ModelName
+    tokens: Ids
+    skip_special: bool = True
+
+
+# --- what the head answers --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenEvent:
+    """Tokens at `offset` of the answer, and the text that they complete."""
+
+    offset: int
+    tokens: tuple[int, ...]
+    text: str
+    index: int = 0
+    type: str = "token"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedEvent:
+    position: int
+    type: str = "queued"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedEvent:
+    """`session` is what `attach` takes from any other connection."""
+
+    node: str
+    session: str
+    type: str = "placed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerUsage:
+    """Tokens: of the prompt, of it found in a cache, made, and made again after a move."""
+
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
+    replayed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Milliseconds from the head's acceptance; the rate counts from the first token on."""
+
+    queued_ms: float = 0.0
+    first_token_ms: float = 0.0
+    total_ms: float = 0.0
+    tokens_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndBody:
+    """The end of an answer. `finish`: stop, length, cancelled or expired."""
+
+    finish: str
+    usage: AnswerUsage
+    timing: Timing
+    node: str
+    session: str
+    offset: int
+    """Number of tokens of the whole answer."""
+    text: str = ""
+    """Text that only the end completes (a tail that was held back)."""
+
+
+# --- frames -----------------------------------------------------------------------------------
+
+
+def encode_body(body: dict[str, Any]) -> bytes:
+    """A body as it travels."""
+    packed: bytes = msgpack.packb(body)
+    return packed
+
+
+def decode_body(frames: list[bytes]) -> dict[str, Any]:
+    """The body of `[b"SF1", body, blob...]`.
+
+    Raises:
+        DecodeError: not such frames, or no map with text keys.
+    """
+    if len(frames) < 2 or frames[0] != MARK:
+        raise DecodeError('expected frames [b"SF1", body, ...]; see docs/api.md')
+    body = unpack(frames[1], max_bytes=MAX_BODY_BYTES)
+    if type(body) is not dict or not all(type(key) is str for key in body):
+        raise DecodeError("the body should be a msgpack map with text keys")
+    return body
+
+
+def read_envelope(body: dict[str, Any]) -> Envelope:
+    """The common keys of a request.
+
+    Raises:
+        Invalid: `op` or `id` is missing or wrong.
+    """
+    envelope = from_map(Envelope, body)
+    if not envelope.id:
+        raise Invalid("id is empty; choose 1 to 64 bytes", param="id")
+    return envelope
+
+
+def error_body(request: bytes | None, error: SuperfluidError) -> dict[str, Any]:
+    """An error reply."""
+    return {"id": request, "kind": "error", "error": error.to_dict()}

@@ -1,0 +1,128 @@
+"""Messages between a process and its text processes, over PUSH/PULL pipes.
+
+One job is in flight per text process; its death while it has a job is that job's error. `folder`
+is the path of a model folder. Every job is answered by its own reply or by `TextFailed`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from bus.codec import Codec, MaxBytes, MaxItems
+from bus.ids import PackedIds
+from bus.messages.link import U32, Name
+
+TEXT = Codec("text", max_bytes=128 * 1024 * 1024)
+
+#: Longest text of one job; longer prompts are refused before they get here.
+MAX_TEXT_BYTES = 8 * 1024 * 1024
+
+FolderPath = Annotated[str, MaxBytes(4096)]
+Document = Annotated[str, MaxBytes(MAX_TEXT_BYTES)]
+
+
+# --- jobs -------------------------------------------------------------------------------------
+
+
+@TEXT.message(tag=1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Describe:
+    """Load a model's tokenizer and say all about it that needs no encoding."""
+
+    job: int
+    folder: FolderPath
+
+
+@TEXT.message(tag=2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encode:
+    """Text to token ids. With `add_special` the model's own BOS rule applies, at most once.
+
+    Special tokens written inside the text are text unless `parse_special`.
+    """
+
+    job: int
+    folder: FolderPath
+    text: Document
+    add_special: bool = True
+    parse_special: bool = False
+
+
+@TEXT.message(tag=3)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderChat:
+    """Chat messages through the model's template, then to ids.
+
+    `messages` is a msgpack list of maps with `role` and `content`; `options` a msgpack map of
+    further template variables. Special tokens inside a message's content stay text.
+    """
+
+    job: int
+    folder: FolderPath
+    messages: Annotated[bytes, MaxBytes(MAX_TEXT_BYTES)]
+    add_generation_prompt: bool = True
+    options: Annotated[bytes, MaxBytes(1024 * 1024)] = b"\x80"
+
+
+@TEXT.message(tag=4)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decode:
+    """Token ids to text, special tokens left out when `skip_special`."""
+
+    job: int
+    folder: FolderPath
+    ids: PackedIds
+    skip_special: bool = True
+
+
+# --- replies ----------------------------------------------------------------------------------
+
+
+@TEXT.message(tag=32)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextReady:
+    """The process is up and takes its first job."""
+
+
+@TEXT.message(tag=33)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """`vocabulary[i]` is what token i adds to the text, as bytes; specials add nothing there.
+
+    `special` lists ids that are control tokens. `bos` is None when the model has none.
+    """
+
+    job: int
+    vocabulary: Annotated[tuple[Annotated[bytes, MaxBytes(4096)], ...], MaxItems(1 << 21)]
+    special: Annotated[tuple[U32, ...], MaxItems(1 << 20)]
+    bos: int | None
+    eos: Annotated[tuple[U32, ...], MaxItems(256)]
+    digest: int
+    has_template: bool
+
+
+@TEXT.message(tag=34)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    job: int
+    ids: PackedIds
+    text: Document = ""
+
+
+@TEXT.message(tag=35)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded:
+    job: int
+    text: Document
+
+
+@TEXT.message(tag=36)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextFailed:
+    """`code` is one of bus/errors.py; the message is one plain sentence."""
+
+    job: int
+    code: Name
+    message: Annotated[str, MaxBytes(4096)]
+    param: Name = ""
