@@ -1,0 +1,250 @@
+"""The two ipc pipes between a parent process and one incarnation of its child.
+
+The parent (head or agent) binds both ends and the child connects, so a parent's send is refused
+until the child is there. A path belongs to one incarnation and is never used again: what was
+queued for a dead child dies with its sockets and can not reach the next one.
+
+    parent  PUSH bind    {prefix}-in.sock   connect PULL  child
+    parent  PULL bind    {prefix}-out.sock  connect PUSH  child
+
+Nothing here waits for the other side except `WorkerPipe.recv`, which waits as long as it is told.
+A send that returned True is not delivered yet: keep what must not be lost until it is answered.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import zmq
+
+from bus.errors import StartError, TooLarge
+
+#: Linux keeps a socket's path in 108 bytes with the zero at the end (unix(7)).
+MAX_PATH_BYTES = 107
+#: The largest message: what the workers' codec allows, and room for its envelope. Beyond it libzmq
+#: would cut the connection in silence, so `send` refuses first.
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024 + 4096
+#: Messages a full direction holds (on each side). Enough to bridge a turn of either process;
+#: more would only hide that the reader is behind.
+HIGH_WATER_MESSAGES = 256
+#: How long a child that ends in order waits for its last message ("failed: ...") to leave.
+CHILD_LINGER_MS = 1000
+
+_SUFFIXES = ("-in.sock", "-out.sock", ".lock")
+
+
+def _addresses(path_prefix: str) -> tuple[str, str]:
+    longest = f"{path_prefix}-out.sock"
+    if len(os.fsencode(longest)) > MAX_PATH_BYTES:
+        raise StartError(
+            f"the socket path {longest} has {len(os.fsencode(longest))} bytes and Linux takes at "
+            f"most {MAX_PATH_BYTES}; choose a shorter state folder (SUPERFLUID_STATE)"
+        )
+    return f"ipc://{path_prefix}-in.sock", f"ipc://{path_prefix}-out.sock"
+
+
+def _configure(socket: zmq.Socket[bytes], linger_ms: int = 0) -> zmq.Socket[bytes]:
+    # Bounded queues: a reader that is behind is felt by the sender instead of filling memory.
+    socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MESSAGES)
+    socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MESSAGES)
+    # A peer that sends more than any message has is broken; cut it instead of allocating.
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    # What is unsent when the parent closes belongs to a dead child; waiting for it would hang us.
+    socket.setsockopt(zmq.LINGER, linger_ms)
+    return socket
+
+
+def _send(socket: zmq.Socket[bytes], data: bytes) -> bool:
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise TooLarge(
+            f"a message of {len(data)} bytes is over a worker pipe's limit of {MAX_MESSAGE_BYTES}; "
+            "shorten the context"
+        )
+    try:
+        socket.send(data, zmq.NOBLOCK)
+    except zmq.Again:
+        return False
+    return True
+
+
+def private_folder(folder: Path) -> Path:
+    """Make `folder` when it is missing, and see that only its owner can enter it.
+
+    Raises:
+        StartError: it belongs to another user, or others can enter it.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid != os.geteuid():
+        raise StartError(
+            f"the folder {folder} belongs to user id {status.st_uid}, not to {os.geteuid()}; "
+            "choose a state folder of your own (SUPERFLUID_STATE)"
+        )
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        raise StartError(f"others can enter the folder {folder}; run: chmod 700 {folder}")
+    return folder
+
+
+def remove_stale_pipes(run_dir: Path, name: str) -> None:
+    """Remove what dead parents left of the pipes of child `name`; those of living ones stay."""
+    for lock_path in run_dir.glob(f"{name}-*.lock"):
+        prefix = str(lock_path).removesuffix(".lock")
+        if not prefix.removeprefix(f"{run_dir}/{name}-").isdigit():
+            continue
+        descriptor = _try_lock(prefix)
+        if descriptor is not None:
+            _remove_files(prefix)
+            os.close(descriptor)
+
+
+def _try_lock(prefix: str) -> int | None:
+    """Lock the pipe's name: libzmq lets a second binder steal an ipc path without an error."""
+    flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(f"{prefix}.lock", flags, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _remove_files(prefix: str) -> None:
+    for suffix in _SUFFIXES:
+        Path(f"{prefix}{suffix}").unlink(missing_ok=True)
+
+
+class WorkerPipe:
+    """The child's side. Owns two sockets and their context; used by one thread.
+
+    Args:
+        path_prefix: what the parent handed over as `--pipe`.
+
+    Raises:
+        StartError: the path is longer than Linux takes.
+    """
+
+    def __init__(self, path_prefix: str) -> None:
+        inbound, outbound = _addresses(path_prefix)
+        # A context of its own: ending it is what waits for the last message to leave.
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._pull = _configure(self._context.socket(zmq.PULL))
+        self._push = _configure(self._context.socket(zmq.PUSH), CHILD_LINGER_MS)
+        self._pull.connect(inbound)
+        self._push.connect(outbound)
+
+    def recv(self, timeout_s: float | None) -> bytes | None:
+        """The next message, or None when none came in time.
+
+        Args:
+            timeout_s: seconds to wait; 0 looks without waiting, None waits for ever.
+        """
+        if timeout_s is None:
+            return self._pull.recv()
+        if timeout_s > 0 and not self._pull.poll(max(1, round(timeout_s * 1000))):
+            return None
+        try:
+            return self._pull.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def send(self, data: bytes) -> bool:
+        """Queue one message; False when the queue is full, and the caller keeps it.
+
+        Raises:
+            TooLarge: the message is over the pipe's limit.
+        """
+        return _send(self._push, data)
+
+    def close(self) -> None:
+        """Close, after at most `CHILD_LINGER_MS` for what is still queued. May be called again."""
+        self._pull.close()
+        self._push.close()
+        self._context.term()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class ParentPipe:
+    """The parent's side for one incarnation of a child. Owns two sockets and their files.
+
+    Args:
+        path_prefix: path without its ending, `{run folder}/{name}-{incarnation}`.
+
+    Raises:
+        StartError: the path is too long, the folder is open to others, or another process has
+            this pipe.
+    """
+
+    def __init__(self, path_prefix: str) -> None:
+        inbound, outbound = _addresses(path_prefix)
+        private_folder(Path(path_prefix).parent)
+        lock = _try_lock(path_prefix)
+        if lock is None:
+            raise StartError(
+                f"another process uses the pipe {path_prefix}; stop the other service that runs "
+                "in this state folder"
+            )
+        self._prefix = path_prefix
+        self._lock: int | None = lock
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._push = _configure(context.socket(zmq.PUSH))
+        self._pull = _configure(context.socket(zmq.PULL))
+        try:
+            self._push.bind(inbound)
+            self._pull.bind(outbound)
+        except zmq.ZMQError as error:
+            self.close()
+            raise StartError(
+                f"can not make the pipe {path_prefix}: {error}; check the folder's permissions "
+                "and free space"
+            ) from error
+
+    @property
+    def path_prefix(self) -> str:
+        """What the child gets as `--pipe`."""
+        return self._prefix
+
+    @property
+    def readable(self) -> zmq.Socket[bytes]:
+        """The socket that a loop polls; read through `recv`."""
+        return self._pull
+
+    def send(self, data: bytes) -> bool:
+        """Queue one message; False when the child is not there or behind.
+
+        Raises:
+            TooLarge: the message is over the pipe's limit.
+        """
+        return _send(self._push, data)
+
+    def recv(self) -> bytes | None:
+        """The next message of the child, or None when there is none now."""
+        try:
+            return self._pull.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def close(self) -> None:
+        """Close both sockets and remove their files. May be called again."""
+        if self._lock is None:
+            return
+        self._push.close()
+        self._pull.close()
+        _remove_files(self._prefix)
+        os.close(self._lock)
+        self._lock = None
