@@ -1,0 +1,76 @@
+"""A test that leaves a zmq socket, a child process or a thread behind fails."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+#: How long something that is already ending may take to be gone.
+_GRACE_S = 3.0
+
+
+def _open_sockets() -> set[int]:
+    return {
+        id(found)
+        for found in gc.get_objects()
+        if isinstance(found, zmq.Socket) and not found.closed
+    }
+
+
+def _threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.is_alive()}
+
+
+def _children() -> set[int]:
+    """Process ids of this process's children, zombies too."""
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            found.update(int(pid) for pid in (task / "children").read_text().split())
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def _describe(pid: int) -> str:
+    try:
+        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return str(pid)
+    return f"{pid} ({raw.replace(bytes(1), b' ').decode(errors='replace').strip() or 'zombie'})"
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Compares sockets, children and threads before and after the test."""
+    sockets, threads, children = _open_sockets(), _threads(), _children()
+    yield
+    deadline = time.monotonic() + _GRACE_S
+    while True:
+        left = _left(sockets, threads, children)
+        if not left or time.monotonic() > deadline:
+            break
+        gc.collect()
+        time.sleep(0.01)
+    if left:
+        pytest.fail("the test left behind: " + "; ".join(left), pytrace=False)
+
+
+def _left(sockets: set[int], threads: set[threading.Thread], children: set[int]) -> list[str]:
+    left = [
+        f"zmq socket {found!r}"
+        for found in gc.get_objects()
+        if isinstance(found, zmq.Socket) and not found.closed and id(found) not in sockets
+    ]
+    left += [f"thread {thread.name}" for thread in _threads() - threads]
+    left += [
+        f"child process {_describe(pid)}" for pid in _children() - children if pid != os.getpid()
+    ]
+    return left
