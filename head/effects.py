@@ -1,0 +1,67 @@
+"""What the head's core hands to its adapter: what to keep, and what may leave after that.
+
+The output-commit rule: an output leaves only after the `lsn` it is tagged with is durable, in
+order. `OutputGate` (head/gate.py) is the one place that holds outputs back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from head.rows import Row
+
+#: Names one link: what the transport layer knows it by.
+LinkKey = int
+#: Names one API client connection.
+ClientKey = bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Persist:
+    """Rows to commit in one transaction; `lsn` rises by one each time."""
+
+    lsn: int
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendLink:
+    """A Link-F message for a node."""
+
+    link: LinkKey
+    message: object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """A body for an API client."""
+
+    client: ClientKey
+    body: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextJob:
+    """A message of bus/messages/text.py for a text process."""
+
+    message: object
+
+
+Output = SendLink | Reply | TextJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tagged:
+    """An output and the lsn that must be durable before it leaves (0: nothing)."""
+
+    after: int
+    output: Output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effects:
+    """What one round of the core gave, in order."""
+
+    persist: Persist | None
+    outputs: tuple[Tagged, ...]

@@ -1,0 +1,76 @@
+"""The view of the fleet that placement decides on: plain data, no clocks, no links.
+
+The head's core builds one for each decision; simulator and tests build them by hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bus.ids import ModelName, NodeIdentity, NumericsId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelView:
+    """One model on one node, as last reported, corrected by what the head placed since.
+
+    Attributes:
+        window_tokens: longest context; 0 is not known.
+        lanes_free: lanes without a generation.
+        queued: generations waiting at the node.
+        unseen: generations placed by the head that no status has counted yet.
+        in_flight: all generations of the head on it now.
+        sessions_placed: sessions ever placed there by this head, for ties.
+        kv_live_tokens, kv_total_tokens: live and possible KV tokens; total 0 is not known.
+        decode_rate, prefill_rate: tokens/s of one lane while busy; 0 is not known.
+        cached_tokens: leading prompt tokens of this request that the node holds.
+        status_age_s: seconds since the status; inf when none came.
+        tokenizer_digest: 0 is not known.
+    """
+
+    window_tokens: int = 0
+    lanes_free: int = 0
+    lanes_total: int = 0
+    queued: int = 0
+    unseen: int = 0
+    in_flight: int = 0
+    sessions_placed: int = 0
+    kv_live_tokens: int = 0
+    kv_total_tokens: int = 0
+    decode_rate: float = 0.0
+    prefill_rate: float = 0.0
+    cached_tokens: int = 0
+    status_age_s: float = float("inf")
+    tokenizer_digest: int = 0
+    numerics: NumericsId = NumericsId("")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """One node. `serving` is None when it does not serve the model, with `why_not`."""
+
+    identity: NodeIdentity
+    up: bool = True
+    draining: bool = False
+    serving: ModelView | None = None
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementRequest:
+    """What is to be placed. `expected_tokens` is max_new, or what remains of it."""
+
+    model: ModelName
+    prompt_tokens: int
+    expected_tokens: int
+    tokenizer_digest: int = 0
+    prefer_numerics: NumericsId = NumericsId("")
+    excluded: frozenset[NodeIdentity] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSnapshot:
+    """All nodes, and how many placements were made before (round-robin's turn)."""
+
+    nodes: tuple[NodeView, ...]
+    placements_made: int = 0
