@@ -27,6 +27,8 @@ ByteArray = npt.NDArray[np.uint8]
 FloatArray = npt.NDArray[np.float32]
 IndexArray = npt.NDArray[np.int64]
 
+_ONE, _TWO, _FOUR, _NIBBLE = (np.uint8(value) for value in (1, 2, 4, 15))
+
 
 @dataclass(frozen=True, slots=True)
 class BlockWeight:
@@ -68,7 +70,7 @@ class BlockWeight:
         """The integers as stored: `[rows, blocks, block_size * bits / 8]`, low nibble first."""
         if self.bits == 8:
             return self.q
-        return self.q[..., 0::2] | (self.q[..., 1::2] << 4)
+        return self.q[..., 0::2] | (self.q[..., 1::2] << _FOUR)
 
     def correction(self) -> FloatArray | None:
         """`C` `[rows, blocks]` of the split product, None for a symmetric format."""
@@ -127,12 +129,12 @@ def _half(raw: ByteArray) -> FloatArray:
 
 def _nibbles(raw: ByteArray) -> ByteArray:
     """Low nibbles of all bytes, then their high nibbles."""
-    return np.concatenate([raw & 15, raw >> 4], axis=-1)
+    return np.concatenate([raw & _NIBBLE, raw >> _FOUR], axis=-1)
 
 
 def _fifth_bits(raw: ByteArray) -> ByteArray:
     """Four bytes `[..., 4]` to the fifth bit of 32 integers, in place 16."""
-    return np.unpackbits(np.ascontiguousarray(raw), axis=-1, bitorder="little") << 4
+    return np.unpackbits(np.ascontiguousarray(raw), axis=-1, bitorder="little") << _FOUR
 
 
 def _q4_0(raw: ByteArray) -> BlockWeight:
@@ -179,7 +181,7 @@ def _k_affine(raw: ByteArray, q: ByteArray, bits: int) -> BlockWeight:
 def _k_nibbles(raw: ByteArray) -> ByteArray:
     """128 bytes to `[..., 8, 32]`: each 32 bytes hold two sub-blocks, low and high nibble."""
     pairs = raw.reshape(*raw.shape[:-1], 4, 32)
-    return np.stack([pairs & 15, pairs >> 4], axis=-2).reshape(*raw.shape[:-1], 8, 32)
+    return np.stack([pairs & _NIBBLE, pairs >> _FOUR], axis=-2).reshape(*raw.shape[:-1], 8, 32)
 
 
 def _q4_k(raw: ByteArray) -> BlockWeight:
@@ -188,7 +190,7 @@ def _q4_k(raw: ByteArray) -> BlockWeight:
 
 def _q5_k(raw: ByteArray) -> BlockWeight:
     bit = np.arange(8, dtype=np.uint8)[:, None]
-    high = ((raw[..., None, 16:48] >> bit) & 1) << 4
+    high = ((raw[..., None, 16:48] >> bit) & _ONE) << _FOUR
     return _k_affine(raw, _k_nibbles(raw[..., 48:]) | high, 8)
 
 

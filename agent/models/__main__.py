@@ -1,0 +1,161 @@
+"""`python -P -m agent.models`: makes and lists model folders, for `sfctl model`.
+
+Every line on stdout is a JSON object:
+
+    {"event": "progress", "step": ..., "done": n, "total": m}
+    {"event": "model", "name": ..., "path": ..., ...}     of `ls`, one a folder
+    {"event": "done", "path": ...}
+    {"event": "error", "code": ..., "message": ...}
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from agent.models.folder import ModelFolder
+from agent.models.pull import SOURCES, default_cache, pull
+from agent.models.registry import Unusable, list_models
+from agent.models.writer import check_name
+from bus.errors import Internal, Invalid, StartError, SuperfluidError
+
+#: A step of more units than this reports a unit in a hundred.
+_FINE_STEPS = 200
+
+
+def emit(event: str, **fields: Any) -> None:
+    """Print one line."""
+    print(json.dumps({"event": event, **fields}), flush=True)
+
+
+class ProgressLines:
+    """Prints progress, at most about a hundred lines a step."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        """Report, unless too little has changed since the last line of this step."""
+        mark = done if total <= _FINE_STEPS else done * 100 // total
+        if done < total and self._last.get(step) == mark:
+            return
+        self._last[step] = mark
+        emit("progress", step=step, done=done, total=total)
+
+
+def run_pull(arguments: argparse.Namespace) -> Path:
+    """`pull NAME`: gives the GGUF file's path."""
+    return pull(arguments.name, arguments.cache, ProgressLines())
+
+
+def run_import(arguments: argparse.Namespace) -> Path:
+    """`import FILE`: gives the model folder's path."""
+    try:
+        from agent.models.importer import import_gguf
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
+    target = arguments.into / arguments.name
+    return import_gguf(arguments.file, target, progress=ProgressLines()).path
+
+
+def run_toy(arguments: argparse.Namespace) -> Path:
+    """`toy`: gives the model folder's path."""
+    try:
+        from agent.models.toy import write_toy
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
+    return write_toy(arguments.into / arguments.name, progress=ProgressLines()).path
+
+
+def run_ls(arguments: argparse.Namespace) -> Path:
+    """`ls DIR`: prints a line for each folder."""
+    models: Path = arguments.models
+    for name, model in list_models(models).items():
+        emit("model", name=name, path=str(model.path), **_described(model))
+    return models
+
+
+def _described(model: ModelFolder | Unusable) -> dict[str, Any]:
+    if isinstance(model, Unusable):
+        return {"usable": False, "reason": model.reason}
+    return {
+        "usable": True,
+        "architecture": model.architecture,
+        "size_bytes": model.size_bytes,
+        "window": model.signature.max_positions,
+        "kv_bytes_per_token": model.kv_bytes_per_token(),
+        "source": dict(model.source),
+    }
+
+
+def _missing(error: ModuleNotFoundError) -> StartError:
+    return StartError(
+        f"making a model needs the package {error.name}, which is not installed; install it with "
+        f"`{sys.executable} -m pip install 'superfluid-fleet[import]'`"
+    )
+
+
+def _model_name(text: str) -> str:
+    try:
+        return check_name(text)
+    except Invalid as error:
+        raise argparse.ArgumentTypeError(error.message) from error
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -P -m agent.models", description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    add = commands.add_parser("pull", help=f"get a known model's GGUF file: {', '.join(SOURCES)}")
+    add.add_argument("name")
+    add.add_argument("--cache", type=Path, default=default_cache())
+    add.set_defaults(run=run_pull)
+    add = commands.add_parser("import", help="make a model folder from a GGUF file")
+    add.add_argument("file", type=Path)
+    add.add_argument("--into", type=Path, required=True, help="the folder of models")
+    add.add_argument("--name", type=_model_name, required=True)
+    add.set_defaults(run=run_import)
+    add = commands.add_parser("toy", help="make the toy model's folder")
+    add.add_argument("--into", type=Path, required=True, help="the folder of models")
+    add.add_argument("--name", type=_model_name, default="toy")
+    add.set_defaults(run=run_toy)
+    add = commands.add_parser("ls", help="list a folder of models")
+    add.add_argument("models", type=Path)
+    add.set_defaults(run=run_ls)
+    return parser
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """End by exception, so that half-made folders are removed."""
+    raise SystemExit(128 + number)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; gives the exit code."""
+    parsed = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        path = parsed.run(parsed)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except SuperfluidError as error:
+        emit("error", code=error.code, message=error.message)
+        return 1
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        message = f"{error.strerror or error}{where}; make room or choose another folder"
+        emit("error", code=Internal.code, message=message)
+        return 1
+    emit("done", path=str(path))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""Writes every file of a model folder from a decoder's figures, weights and vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from agent.models.architecture import DecoderConfig, WeightSource
+from agent.models.folder import (
+    CHAT_TEMPLATE,
+    GENAI_CONFIG,
+    GRAPH,
+    GRAPH_FLOAT16,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    ModelFolder,
+    Signature,
+)
+from agent.models.graph import INT8_ACTIVATIONS, Numerics, write_graphs
+from agent.models.selftest import TEXTS, choose, open_session
+from agent.models.tensors import Precision
+from agent.models.tokenizer import VocabularySource, build_tokenizer, tokenizer_config
+from agent.models.writer import check_name, replacing_folder, write_json, write_record, write_text
+
+#: Told of long work: the step's name, how much of it is done, how much there is.
+Progress = Callable[[str, int, int], None]
+
+GRAPH_FILES = {Precision.FLOAT32: GRAPH, Precision.FLOAT16: GRAPH_FLOAT16}
+
+
+def no_progress(step: str, done: int, total: int) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """All that a folder is made of.
+
+    Attributes:
+        origin: goes into the record's `source`.
+        quantization: tensor type to number of tensors.
+    """
+
+    config: DecoderConfig
+    weights: WeightSource
+    vocabulary: VocabularySource
+    origin: Mapping[str, str]
+    quantization: Mapping[str, int]
+
+
+def assemble(
+    source: ModelSource,
+    target: Path,
+    *,
+    numerics: Numerics = INT8_ACTIVATIONS,
+    progress: Progress = no_progress,
+) -> ModelFolder:
+    """Make the folder `target`, replacing what is there, and run its self-test.
+
+    Raises:
+        Invalid: the folder's name or the model can not be used.
+        ModelIncomplete: the graph that was written does not work.
+    """
+    check_name(target.name)
+    with replacing_folder(target) as partial:
+        inputs = write_graphs(
+            partial,
+            source.config,
+            source.weights,
+            GRAPH_FILES,
+            numerics=numerics,
+            progress=lambda done, total: progress("layers", done, total),
+        )
+        progress("tokenizer", 0, 1)
+        prompts = _write_vocabulary(partial, source)
+        progress("tokenizer", 1, 1)
+        signature = _signature(source.config, inputs)
+        progress("self-test", 0, 1)
+        test = choose(open_session(partial / GRAPH), signature, prompts)
+        progress("self-test", 1, 1)
+        write_record(
+            partial,
+            {
+                "name": target.name,
+                "source": dict(source.origin),
+                "architecture": source.config.architecture.name,
+                "quantization": dict(source.quantization),
+                "numerics": {key: int(value) for key, value in asdict(numerics).items()},
+                "signature": asdict(signature),
+                "kv_bytes_per_token": _kv_bytes(signature),
+                "eos_ids": list(source.vocabulary.eos_ids),
+                "bos_id": source.vocabulary.bos_id,
+                "add_bos": source.vocabulary.add_bos,
+                "self_test": asdict(test),
+            },
+        )
+    return ModelFolder.open(target)
+
+
+def _signature(config: DecoderConfig, inputs: list[str]) -> Signature:
+    return Signature(
+        first_layer=0,
+        layers=config.layers,
+        hidden=config.hidden,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        vocab=config.vocab,
+        max_positions=config.max_positions,
+        inputs=tuple(inputs),
+    )
+
+
+def _kv_bytes(signature: Signature) -> dict[str, int]:
+    values = signature.layers * 2 * signature.kv_heads * signature.head_dim
+    return {"float32": 4 * values, "float16": 2 * values}
+
+
+def _write_vocabulary(folder: Path, source: ModelSource) -> list[list[int]]:
+    """Write tokenizer, template and genai's configuration; gives prompts for the self-test."""
+    vocabulary, config = source.vocabulary, source.config
+    tokenizer = build_tokenizer(vocabulary)
+    tokenizer.save(str(folder / TOKENIZER), pretty=False)
+    write_json(folder / TOKENIZER_CONFIG, tokenizer_config(vocabulary, config.max_positions))
+    if vocabulary.chat_template:
+        write_text(folder / CHAT_TEMPLATE, vocabulary.chat_template)
+    write_json(folder / GENAI_CONFIG, _genai_config(vocabulary, config))
+    return [list(tokenizer.encode(text).ids) for text in TEXTS]
+
+
+def _genai_config(vocabulary: VocabularySource, config: DecoderConfig) -> dict[str, Any]:
+    """The figures under the names that onnxruntime-genai gave them."""
+    return {
+        "model": {
+            "type": config.architecture.name,
+            "bos_token_id": vocabulary.bos_id,
+            "eos_token_id": list(vocabulary.eos_ids),
+            "pad_token_id": vocabulary.pad_id,
+            "context_length": config.max_positions,
+            "vocab_size": config.vocab,
+            "decoder": {
+                "filename": GRAPH,
+                "head_size": config.head_dim,
+                "hidden_size": config.hidden,
+                "num_attention_heads": config.heads,
+                "num_hidden_layers": config.layers,
+                "num_key_value_heads": config.kv_heads,
+                "inputs": {
+                    "input_ids": "input_ids",
+                    "past_key_names": "past.%d.k",
+                    "past_value_names": "past.%d.v",
+                },
+                "outputs": {
+                    "logits": "logits",
+                    "present_key_names": "present.%d.k",
+                    "present_value_names": "present.%d.v",
+                },
+            },
+        },
+        "search": {"max_length": config.max_positions, "past_present_share_buffer": True},
+    }

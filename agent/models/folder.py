@@ -1,0 +1,248 @@
+"""A model folder: the files a worker loads and the record of what they must be.
+
+`superfluid.json` is the record. It is written last, so a folder with a record was once whole;
+opening a folder checks that it still is. Nothing here imports onnx, gguf or onnxruntime.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bus.errors import ModelIncomplete, NotFound
+
+SCHEMA = 1
+RECORD = "superfluid.json"
+GRAPH = "model.onnx"
+GRAPH_FLOAT16 = "model.fp16.onnx"
+GRAPH_DATA = "model.onnx.data"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+GENAI_CONFIG = "genai_config.json"
+
+#: What every folder has; the chat template and the float16 graph may be absent.
+REQUIRED = (GRAPH, GRAPH_DATA, TOKENIZER, TOKENIZER_CONFIG, GENAI_CONFIG)
+
+_READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """What a file must be: its size in bytes and its SHA-256 in hex."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The graph's figures, all that an engine needs to allocate and feed it.
+
+    Attributes:
+        first_layer: 0, or where a stage begins.
+        layers: layers in this folder.
+        vocab: width of the logits.
+        max_positions: length of the rotary tables: no token may stand behind it.
+        inputs: names of the graph's inputs.
+    """
+
+    first_layer: int
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    max_positions: int
+    inputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTest:
+    """A prompt and the token that the float32 graph chose after it, when it was made.
+
+    Attributes:
+        margin: by how much that token's logit led the next one.
+    """
+
+    prompt: tuple[int, ...]
+    next_token: int
+    margin: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """An opened, complete model folder.
+
+    Attributes:
+        path: the folder.
+        name: the model's name; the folder's, unless it was renamed since.
+        source: where it came from: `kind`, `file`, `sha256`.
+        architecture: GGUF name of the family.
+        quantization: tensor type to number of tensors.
+        numerics: accuracy level and such that the graph was made with.
+        eos_ids: every id that ends a sequence, from all sources.
+        bos_id: begin-of-sequence id, if any.
+        add_bos: whether plain text is preceded by it.
+        files: name to record, for every file but the record itself.
+    """
+
+    path: Path
+    name: str
+    source: Mapping[str, str]
+    architecture: str
+    quantization: Mapping[str, int]
+    numerics: Mapping[str, int]
+    signature: Signature
+    eos_ids: tuple[int, ...]
+    bos_id: int | None
+    add_bos: bool
+    self_test: SelfTest
+    files: Mapping[str, FileRecord]
+
+    @classmethod
+    def open(cls, path: Path, *, verify: bool = False) -> ModelFolder:
+        """Read a folder and check that it is complete.
+
+        Args:
+            path: the folder.
+            verify: also check every file's SHA-256 (about a second for each GB).
+
+        Raises:
+            NotFound: no such folder.
+            ModelIncomplete: names the file, what is wrong with it, and the remedy.
+        """
+        if not path.is_dir():
+            raise NotFound(
+                f"there is no model folder {path}; make it with {_remedy(path.name)}", param="model"
+            )
+        folder = _from_record(path, _read_record(path))
+        folder._check_files(verify)
+        return folder
+
+    @property
+    def graph(self) -> Path:
+        """The float32 graph, for CPU."""
+        return self.path / GRAPH
+
+    @property
+    def graph_float16(self) -> Path | None:
+        """The float16 graph that CUDA needs, if the folder has one."""
+        return self._optional(GRAPH_FLOAT16)
+
+    @property
+    def tokenizer(self) -> Path:
+        """`tokenizer.json`."""
+        return self.path / TOKENIZER
+
+    @property
+    def chat_template(self) -> Path | None:
+        """The chat template's Jinja source, if the model has one."""
+        return self._optional(CHAT_TEMPLATE)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(record.size for record in self.files.values())
+
+    @property
+    def digest(self) -> str:
+        """Names the content: equal for folders whose files are equal, byte for byte."""
+        lines = [f"{name} {self.files[name].sha256}" for name in sorted(self.files)]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    def kv_bytes_per_token(self, *, float16: bool = False) -> int:
+        """Bytes of keys and values that one token takes in this folder's layers."""
+        figures = self.signature
+        values = figures.layers * 2 * figures.kv_heads * figures.head_dim
+        return values * (2 if float16 else 4)
+
+    def _optional(self, name: str) -> Path | None:
+        return self.path / name if name in self.files else None
+
+    def _check_files(self, verify: bool) -> None:
+        for name in sorted({*REQUIRED, *self.files}):
+            record = self.files.get(name)
+            if record is None:
+                raise _incomplete(self.path, f"its {RECORD} does not list {name}")
+            file = self.path / name
+            if not file.is_file():
+                raise _incomplete(self.path, f"{name} is missing")
+            size = file.stat().st_size
+            if size != record.size:
+                raise _incomplete(self.path, f"{name} has {size} bytes and not {record.size}")
+            if verify and file_sha256(file) != record.sha256:
+                raise _incomplete(self.path, f"{name} is damaged: its SHA-256 is not the recorded")
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(_READ_BYTES):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def _remedy(name: str) -> str:
+    return f"`sfctl model import FILE.gguf --name {name}`"
+
+
+def _incomplete(path: Path, fact: str) -> ModelIncomplete:
+    return ModelIncomplete(
+        f"model folder {path} can not be used: {fact}; make it again with {_remedy(path.name)}",
+        param="model",
+    )
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads((path / RECORD).read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise _incomplete(path, f"{RECORD} is missing") from error
+    except (OSError, ValueError) as error:
+        raise _incomplete(path, f"{RECORD} can not be read ({error})") from error
+    if not isinstance(record, dict):
+        raise _incomplete(path, f"{RECORD} is no JSON object")
+    if record.get("schema") != SCHEMA:
+        raise _incomplete(
+            path, f"{RECORD} has schema {record.get('schema')!r} and this version reads {SCHEMA}"
+        )
+    return record
+
+
+def _from_record(path: Path, record: Mapping[str, Any]) -> ModelFolder:
+    """Take the record's JSON apart; anything that is not as written is damage."""
+    try:
+        signature = dict(record["signature"])
+        inputs = tuple(str(name) for name in signature.pop("inputs"))
+        figures = {key: int(value) for key, value in signature.items()}
+        test = record["self_test"]
+        return ModelFolder(
+            path=path,
+            name=str(record["name"]),
+            source={str(key): str(value) for key, value in record["source"].items()},
+            architecture=str(record["architecture"]),
+            quantization={str(k): int(v) for k, v in record["quantization"].items()},
+            numerics={str(k): int(v) for k, v in record["numerics"].items()},
+            signature=Signature(**figures, inputs=inputs),
+            eos_ids=tuple(int(token) for token in record["eos_ids"]),
+            bos_id=None if record["bos_id"] is None else int(record["bos_id"]),
+            add_bos=bool(record["add_bos"]),
+            self_test=SelfTest(
+                tuple(int(token) for token in test["prompt"]),
+                int(test["next_token"]),
+                float(test["margin"]),
+            ),
+            files={
+                str(name): FileRecord(int(entry["size"]), str(entry["sha256"]))
+                for name, entry in record["files"].items()
+            },
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _incomplete(path, f"{RECORD} is damaged ({error!r})") from error

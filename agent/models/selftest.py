@@ -1,0 +1,102 @@
+"""The one-token test of a model: a short prompt must still give the token it gave when made.
+
+It catches what sizes and hashes do not: a runtime whose kernels compute something else, a graph
+that a provider can not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from agent.models.blocks import FloatArray
+from agent.models.folder import ModelFolder, SelfTest, Signature
+from bus.errors import ModelIncomplete
+
+#: How far below the best the expected token's logit may be. Kernels of different processors round
+#: int8 activations differently, by up to 0.3 on this scale; a damaged model is off by several.
+TOLERANCE = 1.0
+
+#: Prompts to choose the test from.
+TEXTS = ("The capital of France is", "1, 2, 3, 4, 5,", "Once upon a time there was a")
+
+#: Positions in the throw-away cache of the test.
+_ROOM = 64
+
+
+def open_session(graph: Path, *, threads: int = 1) -> Any:
+    """Open a graph on the CPU provider, quietly.
+
+    Returns:
+        An `onnxruntime.InferenceSession`.
+    """
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+
+
+def prompt_logits(session: Any, signature: Signature, prompt: Sequence[int]) -> FloatArray:
+    """Run a prompt as one chunk over an empty cache.
+
+    Args:
+        session: an open graph of a whole model, of either precision, on any provider.
+        signature: the folder's figures.
+        prompt: 2 token ids or more.
+
+    Returns:
+        Logits of every position, float32 `[len(prompt), vocab]`.
+    """
+    length = len(prompt)
+    half = any(value.type == "tensor(float16)" for value in session.get_inputs())
+    room = max(_ROOM, length)
+    shape = (1, signature.kv_heads, room, signature.head_dim)
+    cache = np.zeros(shape, np.float16 if half else np.float32)
+    feeds: dict[str, Any] = {
+        "input_ids": np.array([prompt], np.int64),
+        "seqlens_k": np.array([length - 1], np.int32),
+        "total_sequence_length": np.array(length, np.int32),
+        "logits_idx": np.arange(length, dtype=np.int64),
+    }
+    for name in signature.inputs:
+        feeds.setdefault(name, cache)
+    return np.asarray(session.run(["logits"], feeds)[0], np.float32)
+
+
+def choose(session: Any, signature: Signature, prompts: Iterable[Sequence[int]]) -> SelfTest:
+    """Make the test from the prompt whose answer is the clearest.
+
+    Raises:
+        ModelIncomplete: the graph gives logits that are no numbers.
+    """
+    tests = []
+    for prompt in prompts:
+        logits = prompt_logits(session, signature, prompt)[-1]
+        if not np.isfinite(logits).all():
+            raise ModelIncomplete("the imported graph gives logits that are no numbers")
+        second, best = np.partition(logits, -2)[-2:]
+        tests.append(SelfTest(tuple(prompt), int(logits.argmax()), round(float(best - second), 3)))
+    return max(tests, key=lambda test: test.margin)
+
+
+def check(session: Any, folder: ModelFolder) -> None:
+    """Run the folder's test in an open session.
+
+    Raises:
+        ModelIncomplete: the graph no longer gives the token that it gave when it was made.
+    """
+    test = folder.self_test
+    logits = prompt_logits(session, folder.signature, test.prompt)[-1]
+    lead = float(logits.max() - logits[test.next_token])
+    if not np.isfinite(logits).all() or lead > TOLERANCE:
+        raise ModelIncomplete(
+            f"model {folder.name} fails its self-test: it gave token {int(logits.argmax())} where "
+            f"it gave {test.next_token} when it was made; make it again with "
+            f"`sfctl model import FILE.gguf --name {folder.name}`",
+            param="model",
+        )

