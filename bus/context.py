@@ -82,7 +82,6 @@ class TokenContext:
         """How many tokens it holds."""
         return len(self._packed) // 4
 
-    @property
     def digest(self) -> bytes:
         """BLAKE2b-128 of all ids."""
         return self._hash.digest()
@@ -94,7 +93,7 @@ class TokenContext:
 
     def matches(self, length: int, digest: bytes) -> bool:
         """Whether it holds `length` tokens with this digest."""
-        return length == len(self) and digest == self.digest
+        return length == len(self) and digest == self.digest()
 
     def slice(self, start: int = 0, stop: int | None = None) -> PackedIds:
         """Token ids `start` to `stop` (to the end when None), packed."""
@@ -125,5 +124,5 @@ class TokenContext:
         kinds = [s.by_step for s in self._segments]
         if any(a == b for a, b in itertools.pairwise(kinds)):
             raise ValueError("neighbouring segments are of one kind")
-        if self.digest != context_digest(bytes(self._packed)):
+        if self.digest() != context_digest(bytes(self._packed)):
             raise ValueError("the incremental digest differs from the whole one")

@@ -1,0 +1,71 @@
+"""EventWindow: numbers, watermarks and when to pause."""
+
+from __future__ import annotations
+
+import pytest
+
+from bus.event_window import EventWindow
+from bus.ids import pack_ids
+from bus.messages.link import Finish
+
+DONE = Finish(reason="eos")
+
+
+def test_events_are_kept_until_the_watermark_covers_them() -> None:
+    window = EventWindow()
+    window.add(pack_ids([7, 8, 9]), None)
+    window.add(pack_ids([10]), DONE)
+    assert window.next_seq == 5
+    assert window.retained() == (0, pack_ids([7, 8, 9, 10]), DONE)
+    window.acknowledge(3)
+    window.validate_state()
+    assert window.retained() == (3, pack_ids([10]), DONE)
+    window.acknowledge(4)
+    window.validate_state()
+    assert window.retained() == (4, b"", DONE)
+    window.acknowledge(5)
+    window.validate_state()
+    assert window.is_acknowledged
+    assert window.retained() == (5, b"", None)
+
+
+def test_old_and_impossible_watermarks_change_nothing() -> None:
+    window = EventWindow()
+    window.add(pack_ids([1, 2, 3]), None)
+    window.acknowledge(2)
+    for number in (0, 1, 2, 4, 2**63):
+        window.acknowledge(number)
+        window.validate_state()
+        assert window.retained() == (2, pack_ids([3]), None)
+
+
+def test_nothing_comes_after_the_finish() -> None:
+    window = EventWindow()
+    window.add(b"", DONE)
+    with pytest.raises(ValueError, match="after its finish"):
+        window.add(pack_ids([1]), None)
+
+
+def test_it_pauses_at_768_of_1024_events_and_resumes_below_512() -> None:
+    window = EventWindow()
+    window.add(pack_ids(range(767)), None)
+    assert not window.wants_pause()
+    window.add(pack_ids([0]), None)
+    assert window.wants_pause()
+    window.paused = True
+    assert not window.wants_pause()
+    window.acknowledge(768 - 512)
+    assert not window.wants_resume()
+    window.acknowledge(768 - 511)
+    assert window.wants_resume()
+    window.paused = False
+    assert not window.wants_resume()
+
+
+def test_a_finished_generation_is_neither_paused_nor_resumed() -> None:
+    window = EventWindow()
+    window.add(pack_ids(range(1000)), DONE)
+    assert not window.wants_pause()
+    window.paused = True
+    window.acknowledge(1000)
+    assert not window.wants_resume()
