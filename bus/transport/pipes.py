@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import stat
 from pathlib import Path
 from types import TracebackType
@@ -92,10 +93,11 @@ def private_folder(folder: Path) -> Path:
 
 def remove_stale_pipes(run_dir: Path, name: str) -> None:
     """Remove what dead parents left of the pipes of child `name`; those of living ones stay."""
-    for lock_path in run_dir.glob(f"{name}-*.lock"):
-        prefix = str(lock_path).removesuffix(".lock")
-        if not prefix.removeprefix(f"{run_dir}/{name}-").isdigit():
+    number = re.compile(re.escape(name) + r"-[0-9a-f]+\.lock")
+    for lock_path in run_dir.iterdir():
+        if not number.fullmatch(lock_path.name):
             continue
+        prefix = str(lock_path).removesuffix(".lock")
         descriptor = _try_lock(prefix)
         if descriptor is not None:
             _remove_files(prefix)
