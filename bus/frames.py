@@ -1,0 +1,199 @@
+"""Link-F frames: a 24-byte header, then a payload that is sealed with the header as its nonce.
+
+    magic 4 | version 1 | kind 1 | link id 8 | counter 8 | channel 1 | flags 1     big-endian
+
+Each direction of a link has five channels, one per priority class of messages; each channel has a
+key and a counter of its own. A counter never serves two plaintexts, so no nonce does. Sealing is
+`crypto_secretbox`: the header is authenticated for free, at half the cost of an AEAD for small
+frames. The receiver verifies the tag first and looks at the counter then: the next one is taken,
+a lower one is a duplicate and dropped, a higher one is a gap, which ends the link.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from bus.crypto import SECRETBOX_NONCE_BYTES, TAG_BYTES, hkdf_key, secretbox_open, secretbox_seal
+from bus.errors import DecodeError, WireError
+from bus.messages.link import MAX_MESSAGE_BYTES
+
+MAGIC = b"SFLF"
+#: The layout of frames; a peer with another one can not even be told so.
+FRAME_VERSION = 1
+HEADER = struct.Struct(">4sBBQQBB")
+#: Priority classes of messages: 0 keeps links alive, 4 is bulk.
+CHANNELS = 5
+#: The longest plaintext of a frame. One part never holds the wire so long that a heartbeat behind
+#: it is late (4 MiB parts took the median from 0.3 to 245 ms).
+PART_BYTES = 128 * 1024
+MAX_FRAME_BYTES = HEADER.size + TAG_BYTES + PART_BYTES
+#: Frames of one channel under one key; the link ends there, long before a counter could wrap.
+MAX_COUNTER = 2**32
+#: In `flags`: more parts of this message follow on this channel.
+MORE = 0x01
+KEY_INFO = b"superfluid link"
+
+if HEADER.size != SECRETBOX_NONCE_BYTES:
+    raise ImportError("the header must be as long as the nonce it serves as")
+
+
+class FrameKind(IntEnum):
+    HELLO = 1
+    HELLO_ACK = 2
+    CONFIRM = 3
+    DATA = 4
+    STALE = 5
+    REJECT = 6
+
+
+#: Kinds whose payload is sealed with the link's keys; the others are clear or carry Noise messages.
+SEALED_KINDS = frozenset({FrameKind.CONFIRM, FrameKind.DATA})
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A parsed frame; nothing in it is verified yet. `header` is the bytes as they came."""
+
+    header: bytes
+    kind: FrameKind
+    link_id: int
+    counter: int
+    channel: int
+    more: bool
+    payload: bytes
+
+
+def pack_header(
+    kind: FrameKind, link_id: int, counter: int = 0, channel: int = 0, *, more: bool = False
+) -> bytes:
+    flags = MORE if more else 0
+    return HEADER.pack(MAGIC, FRAME_VERSION, kind, link_id, counter, channel, flags)
+
+
+def parse_frame(data: bytes) -> Frame:
+    """Split a frame and check every field of its header.
+
+    Raises:
+        DecodeError: not a frame that this version sends.
+    """
+    if not HEADER.size <= len(data) <= MAX_FRAME_BYTES:
+        raise DecodeError(
+            f"frame of {len(data)} bytes; {HEADER.size} to {MAX_FRAME_BYTES} are taken"
+        )
+    magic, version, kind, link_id, counter, channel, flags = HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise DecodeError("not a Link-F frame; does something else talk to this port?")
+    if version != FRAME_VERSION:
+        raise DecodeError(f"frame of version {version}; this side speaks {FRAME_VERSION}")
+    try:
+        kind = FrameKind(kind)
+    except ValueError:
+        raise DecodeError(f"frame of unknown kind {kind}; is the peer newer?") from None
+    if channel >= CHANNELS or flags & ~MORE:
+        raise DecodeError(f"frame with channel {channel} and flags {flags}; is the peer newer?")
+    if kind not in SEALED_KINDS and (counter or channel or flags):
+        raise DecodeError(f"{kind.name} frame with counter, channel or flags")
+    return Frame(
+        header=data[: HEADER.size],
+        kind=kind,
+        link_id=link_id,
+        counter=counter,
+        channel=channel,
+        more=bool(flags & MORE),
+        payload=data[HEADER.size :],
+    )
+
+
+def derive_frame_keys(
+    chaining_key: bytes, handshake_hash: bytes, *, from_initiator: bool, phase: int = 0
+) -> tuple[bytes, ...]:
+    """The keys of one direction, one per channel.
+
+    Args:
+        chaining_key: Noise's, after the last handshake message.
+        handshake_hash: Noise's, after the last handshake message.
+        from_initiator: the direction.
+        phase: which rekey of the link, 0 at first.
+    """
+    context = KEY_INFO + handshake_hash + bytes([1 if from_initiator else 2])
+    return tuple(
+        hkdf_key(chaining_key, context + bytes([channel]) + phase.to_bytes(4, "big"))
+        for channel in range(CHANNELS)
+    )
+
+
+class FrameSealer:
+    """Our direction of a link: seals parts, each under the next counter of its channel."""
+
+    def __init__(self, keys: tuple[bytes, ...], link_id: int) -> None:
+        self._keys = keys
+        self._link_id = link_id
+        self._counters = [0] * CHANNELS
+
+    def seal(self, kind: FrameKind, channel: int, part: bytes, *, more: bool = False) -> bytes:
+        """The frame that carries `part`; call only when it is the next to go.
+
+        Raises:
+            WireError: the channel's counter is used up.
+        """
+        counter = self._counters[channel]
+        if counter >= MAX_COUNTER:
+            raise WireError("a channel's counter is used up; the link is made again")
+        header = pack_header(kind, self._link_id, counter, channel, more=more)
+        self._counters[channel] = counter + 1
+        return header + secretbox_seal(self._keys[channel], header, part)
+
+
+class FrameOpener:
+    """The peer's direction of a link: verifies frames and keeps their order."""
+
+    def __init__(self, keys: tuple[bytes, ...]) -> None:
+        self._keys = keys
+        self._expected = [0] * CHANNELS
+
+    def open(self, frame: Frame) -> bytes | None:
+        """The plaintext of a frame of this link, or None for a duplicate.
+
+        Raises:
+            AuthError: it does not verify.
+            WireError: one or more frames before it are missing.
+        """
+        plaintext = secretbox_open(self._keys[frame.channel], frame.header, frame.payload)
+        expected = self._expected[frame.channel]
+        if frame.counter < expected:
+            return None
+        if frame.counter > expected:
+            raise WireError(
+                f"{frame.counter - expected} frames of channel {frame.channel} went missing"
+            )
+        self._expected[frame.channel] = expected + 1
+        return plaintext
+
+
+class PartJoiner:
+    """Joins the parts of messages, channel by channel, under a limit."""
+
+    def __init__(self, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._parts: list[bytearray] = [bytearray() for _ in range(CHANNELS)]
+
+    def add(self, channel: int, part: bytes, *, more: bool) -> bytes | None:
+        """The whole message when `part` is its last, else None.
+
+        Raises:
+            DecodeError: an empty part, or a message over the limit.
+        """
+        joined = self._parts[channel]
+        if not part:
+            raise DecodeError("an empty part of a message")
+        if len(joined) + len(part) > self._max_bytes:
+            raise DecodeError(f"a message of more than {self._max_bytes} bytes in parts")
+        if not more and not joined:
+            return part
+        joined += part
+        if more:
+            return None
+        self._parts[channel] = bytearray()
+        return bytes(joined)
