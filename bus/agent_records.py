@@ -92,6 +92,8 @@ class Generation:
     request: link.GenerateReq
     model: ModelName
     window: EventWindow = field(default_factory=EventWindow)
+    #: Whether the worker said that it has it.
+    accepted: bool = False
 
     @property
     def generation(self) -> GenerationId:

@@ -42,6 +42,7 @@ UNKNOWN_SESSION = "unknown_session"
 UNKNOWN_EPOCH = "unknown_epoch"
 FENCED = "fenced"
 CONTEXT_MISMATCH = "context_mismatch"
+WORKER_LOST = "worker_lost"
 
 
 class AgentSession:
@@ -122,11 +123,24 @@ class AgentSession:
         for run in numbered:
             self._pace(self._generations.get(run.generation))
 
+    def worker_accepted(self, generation: GenerationId) -> None:
+        """The worker has the submit of a generation; its death takes it along from now on."""
+        found = self._generations.get(generation)
+        if found is not None:
+            found.accepted = True
+
     def worker_lost(self, model: ModelName, incarnation: WorkerIncarnation, reason: str) -> None:
-        """A model's worker died, and its unfinished generations with it."""
+        """A model's worker died, and its unfinished generations with it.
+
+        What it had not accepted yet was not computed, and is declined.
+        """
         for found in list(self._generations.values()):
-            if found.model == model and found.is_running:
+            if found.model != model or not found.is_running:
+                continue
+            if found.accepted:
                 self._lose(found, incarnation, reason)
+            else:
+                self.decline(found.generation, WORKER_LOST, f"its worker died: {reason}")
 
     def decline(
         self, generation: GenerationId, code: str, message: str, length: int = 0, limit: int = 0
@@ -137,7 +151,7 @@ class AgentSession:
             length, limit: figures of the reason, as in `Declined`.
         """
         found = self._generations.get(generation)
-        if found is None or found.window.tokens or not found.is_running:
+        if found is None or found.accepted or not found.is_running:
             return
         self._forget(found)
         held = self._held[found.session]
@@ -304,6 +318,7 @@ class AgentSession:
             self._lose(found, incarnation, why)
             return None
         first_seq = found.window.tokens
+        found.accepted = True
         found.window.add(run.ids, run.finish)
         if run.finish is not None:
             self._held[found.session].generation = None

@@ -395,6 +395,7 @@ def test_a_workers_death_is_lost_for_what_ran_and_keeps_what_finished(node: Node
     node.give(done)
     node.output(0, [9], "eos")
     node.give(node.request(generation=101))
+    node.session.worker_accepted(GenerationId(101))
     node.session.worker_lost(MODEL, WORKER, "killed by signal 9")
     (lost,) = node.taken()
     assert lost == link.Lost(
@@ -406,6 +407,13 @@ def test_a_workers_death_is_lost_for_what_ran_and_keeps_what_finished(node: Node
     )
     assert node.output(0, [1], generation=101) == []
     assert node.give(done) == [link.TokenEvents(runs=(run(0, [9], "eos"),))]
+
+
+def test_what_a_dead_worker_had_not_accepted_is_declined(running: Node) -> None:
+    running.session.worker_lost(MODEL, WORKER, "killed by signal 9")
+    (declined,) = running.taken()
+    assert isinstance(declined, link.Declined)
+    assert (declined.code, declined.generation) == ("worker_lost", 100)
 
 
 def test_another_models_worker_concerns_nobody(running: Node) -> None:
