@@ -1,0 +1,60 @@
+"""Watermark acknowledgements, gathered so that they cost few frames.
+
+A node keeps at most a window of events per generation, so acknowledgements may wait a little; a
+finish is acknowledged at once, since it frees the node's memory of the generation.
+"""
+
+from __future__ import annotations
+
+from bus.ids import GenerationId
+from bus.messages.link import Watermark, WatermarkAck
+from bus.timers import Timers
+from head.effects import LinkKey
+from head.outbox import Outbox
+
+#: A quarter of the node's window: late enough to be rare, early enough never to pause a stream.
+MAX_UNACKED_EVENTS = 256
+MAX_DELAY_S = 0.25
+
+
+class AckDesk:
+    """Owned by the core's runs; what it sends waits for the round's commit like all output."""
+
+    def __init__(self, outbox: Outbox, timers: Timers) -> None:
+        self._outbox = outbox
+        self._timers = timers
+        self._pending: dict[LinkKey, dict[GenerationId, int]] = {}
+        self._acked: dict[GenerationId, int] = {}
+        self._timer: int | None = None
+
+    def note(
+        self, link: LinkKey, generation: GenerationId, watermark: int, now: float, *, urgent: bool
+    ) -> None:
+        """Events below `watermark` are kept with this round; `urgent` for a finish."""
+        self._pending.setdefault(link, {})[generation] = watermark
+        if urgent or watermark - self._acked.get(generation, 0) >= MAX_UNACKED_EVENTS:
+            self._flush(link)
+            if urgent:
+                self._acked.pop(generation, None)
+        elif self._timer is None:
+            self._timer = self._timers.at(now + MAX_DELAY_S, self._flush_all)
+
+    def drop(self, link: LinkKey) -> None:
+        """The link is gone; so is what was to be said on it."""
+        for generation in self._pending.pop(link, {}):
+            self._acked.pop(generation, None)
+
+    def _flush_all(self, now: float) -> None:
+        self._timer = None
+        for link in list(self._pending):
+            self._flush(link)
+
+    def _flush(self, link: LinkKey) -> None:
+        pending = self._pending.pop(link, {})
+        self._acked.update(pending)
+        if pending:
+            marks = tuple(
+                Watermark(generation=generation, committed=watermark)
+                for generation, watermark in pending.items()
+            )
+            self._outbox.send(link, WatermarkAck(watermarks=marks))

@@ -1,0 +1,173 @@
+"""Answers: one client request's output, and the subscriptions that read it from a cursor.
+
+Tokens are the truth; text is made from them, from the first token, each time it is needed. A
+subscription is a reader: an open request or an `attach`. It gets the tokens from its offset on,
+each once and in order, as far as its credit goes; what it is not yet sent stays in the answer.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import Any
+
+from bus.text.detokenizer import Detokenizer
+
+from bus.codec import to_map
+from bus.errors import SuperfluidError
+from bus.head_session import HeadSession
+from bus.ids import ModelName, NodeIdentity, PackedIds, RequestId, SessionId
+from bus.messages.api import MAX_CREDIT, AnswerUsage, EndBody, Timing, TokenEvent, error_body
+from bus.messages.link import SamplingParams
+from head.effects import ClientKey, LinkKey, Reply
+
+#: Answer stages. `preparing` has its text at a text process; `ended` has a finish.
+PREPARING, QUEUED, RUNNING, ENDED = "preparing", "queued", "running", "ended"
+
+#: From the worker's reasons to the API's; `refused` and `error` become error replies.
+FINISH_NAMES = {
+    "eos": "stop",
+    "stop": "stop",
+    "length": "length",
+    "cancelled": "cancelled",
+    "expired": "expired",
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    """One client request's output, from acceptance to the end of its retention.
+
+    Invariants: `tokens` only grows, and only with tokens whose rows are in the same round;
+    `finish` is set once; `session_link` is set exactly while `stage` is RUNNING.
+    """
+
+    id: int
+    session: SessionId
+    owner: str
+    key: str | None
+    model: ModelName
+    sampling: SamplingParams
+    max_new: int
+    wall_ms: int
+    qos: int
+    exact: bool
+    keep: bool
+    accepted_s: float
+    prompt: PackedIds = PackedIds(b"")
+    stage: str = PREPARING
+    stored: bool = False
+    tokens: array[int] = field(default_factory=lambda: array("I"))
+    #: Stored answers have it from the store; empty until the end.
+    finish: str = ""
+    error: SuperfluidError | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    node: NodeIdentity = NodeIdentity("")
+    placed_s: float = 0.0
+    first_token_s: float = 0.0
+    ended_s: float = 0.0
+    #: The link and protocol state of the generation that runs.
+    session_link: tuple[LinkKey, HeadSession] | None = None
+    #: Nodes that declined this answer, with their words.
+    declined: dict[NodeIdentity, str] = field(default_factory=dict)
+    subscriptions: list[Subscription] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        return self.stage == ENDED
+
+    def end_body(self, text: str) -> EndBody:
+        """What the `end` reply says."""
+        after_first = self.ended_s - self.first_token_s
+        rate = (len(self.tokens) - 1) / after_first if self.first_token_s and after_first else 0.0
+        return EndBody(
+            finish=self.finish,
+            usage=AnswerUsage(
+                prompt=self.prompt_tokens,
+                cached=self.cached_tokens,
+                completion=len(self.tokens),
+            ),
+            timing=Timing(
+                queued_ms=_ms(self.accepted_s, self.placed_s),
+                first_token_ms=_ms(self.accepted_s, self.first_token_s),
+                total_ms=_ms(self.accepted_s, self.ended_s),
+                tokens_per_s=round(max(rate, 0.0), 3),
+            ),
+            node=self.node,
+            session=self.session,
+            offset=len(self.tokens),
+            text=text,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Subscription:
+    """One reader of an answer. `offset` is the next token it gets; `credit` events may go."""
+
+    client: ClientKey
+    request: RequestId
+    answer: Answer
+    credit: int
+    offset: int = 0
+    closed: bool = False
+    detokenizer: Detokenizer | None = None
+
+    def grant(self, credit: int) -> None:
+        self.credit = min(self.credit + credit, MAX_CREDIT)
+
+    def event(self, event: object) -> Reply | None:
+        """An event that is no token; left out when there is no credit (tokens are never)."""
+        if self.credit <= 0 or self.closed:
+            return None
+        self.credit -= 1
+        return self._reply("event", to_map(event))
+
+    def pump(self, new_detokenizer: Any) -> list[Reply]:
+        """All that may go now: tokens from the cursor on, then the end.
+
+        Args:
+            new_detokenizer: makes a detokenizer for the answer's model; called once, late.
+        """
+        if self.closed:
+            return []
+        out = []
+        tokens = self.answer.tokens
+        if self.offset < len(tokens) and self.credit > 0:
+            out.append(self._token_reply(self._text_maker(new_detokenizer)))
+        if self.answer.ended and self.offset == len(tokens):
+            out.append(self._end(new_detokenizer))
+        return out
+
+    def fail(self, error: SuperfluidError) -> Reply:
+        """Close this reader with an error of its own; the answer goes on."""
+        self.closed = True
+        return Reply(client=self.client, body=error_body(self.request, error))
+
+    def _token_reply(self, detokenizer: Detokenizer) -> Reply:
+        fresh = self.answer.tokens[self.offset :]
+        event = TokenEvent(offset=self.offset, tokens=tuple(fresh), text=detokenizer.push(fresh))
+        self.credit -= 1
+        self.offset += len(fresh)
+        return self._reply("event", to_map(event))
+
+    def _end(self, new_detokenizer: Any) -> Reply:
+        if self.answer.error is not None:
+            return self.fail(self.answer.error)
+        self.closed = True
+        tail = self._text_maker(new_detokenizer).finish()
+        return self._reply("end", to_map(self.answer.end_body(tail)))
+
+    def _text_maker(self, new_detokenizer: Any) -> Detokenizer:
+        if self.detokenizer is None:
+            made: Detokenizer = new_detokenizer()
+            made.push(self.answer.tokens[: self.offset])
+            self.detokenizer = made
+        return self.detokenizer
+
+    def _reply(self, kind: str, body: dict[str, Any]) -> Reply:
+        return Reply(client=self.client, body={"id": self.request, "kind": kind, **body})
+
+
+def _ms(start_s: float, end_s: float) -> float:
+    return round(max(end_s - start_s, 0.0) * 1000, 3) if end_s else 0.0

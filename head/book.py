@@ -1,0 +1,185 @@
+"""The book of answers: every answer by id, session and key, its readers, and its one end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgpack
+
+from bus.codec import to_map
+from bus.errors import NotFound, SuperfluidError
+from bus.ids import RequestId, SessionId
+from head.answers import ENDED, Answer, Subscription
+from head.effects import ClientKey
+from head.outbox import Outbox
+from head.rows import PurgeAnswers, PutAnswer, PutFinish
+from head.texts import TextDesk
+
+
+class AnswerBook:
+    """Owned by the core. Invariant: each open (client, request) names one open subscription."""
+
+    def __init__(self, outbox: Outbox, texts: TextDesk, *, boot_wall_offset_s: float) -> None:
+        """`boot_wall_offset_s` added to `now` is wall time, for rows that people read."""
+        self._outbox = outbox
+        self._texts = texts
+        self._wall_offset_s = boot_wall_offset_s
+        self._answers: dict[int, Answer] = {}
+        self._by_session: dict[SessionId, Answer] = {}
+        self._by_key: dict[tuple[str, str], Answer] = {}
+        self._open: dict[ClientKey, dict[RequestId, Subscription]] = {}
+
+    def __iter__(self) -> Iterator[Answer]:
+        return iter(self._answers.values())
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def add(self, answer: Answer) -> None:
+        self._answers[answer.id] = answer
+        self._by_session[answer.session] = answer
+        if answer.key is not None:
+            self._by_key[answer.owner, answer.key] = answer
+
+    def get(self, answer: int) -> Answer | None:
+        return self._answers.get(answer)
+
+    def by_key(self, owner: str, key: str) -> Answer | None:
+        return self._by_key.get((owner, key))
+
+    def by_session(self, owner: str, session: SessionId) -> Answer | None:
+        """The answer of a session; one of another owner is as good as none."""
+        found = self._by_session.get(session)
+        return found if found is not None and found.owner == owner else None
+
+    # --- readers ------------------------------------------------------------------------------
+
+    def subscribe(self, subscription: Subscription) -> None:
+        """Add a reader; it gets what is there already by the next pump."""
+        subscription.answer.subscriptions.append(subscription)
+        self._open.setdefault(subscription.client, {})[subscription.request] = subscription
+
+    def is_open(self, client: ClientKey, request: RequestId) -> bool:
+        return request in self._open.get(client, {})
+
+    def subscription(self, client: ClientKey, request: RequestId) -> Subscription:
+        """The open request of a client.
+
+        Raises:
+            NotFound: none is open under this id.
+        """
+        found = self._open.get(client, {}).get(request)
+        if found is None:
+            raise NotFound("no open request of this connection has that id", param="about")
+        return found
+
+    def client_gone(self, client: ClientKey) -> list[Answer]:
+        """Drop all readers of a client; gives the answers that they read."""
+        dropped = list(self._open.pop(client, {}).values())
+        for subscription in dropped:
+            subscription.closed = True
+            subscription.answer.subscriptions.remove(subscription)
+        return [subscription.answer for subscription in dropped]
+
+    def pump(self, answer: Answer) -> None:
+        """Send every reader what it may have now."""
+        for subscription in list(answer.subscriptions):
+            self.pump_one(subscription)
+
+    def pump_one(self, subscription: Subscription) -> None:
+        answer = subscription.answer
+        try:
+            replies = subscription.pump(lambda: self._texts.new_detokenizer(answer.model))
+        except SuperfluidError as error:
+            replies = [subscription.fail(error)]
+        self._outbox.reply(*replies)
+        if subscription.closed:
+            answer.subscriptions.remove(subscription)
+            self._open.get(subscription.client, {}).pop(subscription.request, None)
+
+    # --- what is kept -------------------------------------------------------------------------
+
+    def store(self, answer: Answer) -> None:
+        """Keep the answer's request, once."""
+        if answer.stored:
+            return
+        answer.stored = True
+        self._outbox.persist(
+            PutAnswer(
+                answer=answer.id,
+                session=answer.session,
+                owner=answer.owner,
+                key=answer.key,
+                model=answer.model,
+                prompt=answer.prompt,
+                options=encode_options(answer),
+                on_disconnect="keep" if answer.keep else "cancel",
+                created_wall_s=self.wall(answer.accepted_s),
+            )
+        )
+
+    def end(
+        self, answer: Answer, finish: str, now: float, error: SuperfluidError | None = None
+    ) -> None:
+        """The one end of an answer; its readers get it after their last token."""
+        if answer.ended:
+            return
+        answer.stage = ENDED
+        answer.finish = finish
+        answer.error = error
+        answer.ended_s = now
+        answer.prompt_tokens = answer.prompt_tokens or len(answer.prompt) // 4
+        if answer.stored:
+            self._outbox.persist(
+                PutFinish(
+                    answer=answer.id,
+                    finish=finish,
+                    error=msgpack.packb(error.to_dict()) if error else b"",
+                    prompt_tokens=answer.prompt_tokens,
+                    cached_tokens=answer.cached_tokens,
+                    completion_tokens=len(answer.tokens),
+                    finished_wall_s=self.wall(now),
+                )
+            )
+        self.pump(answer)
+        if not answer.stored:
+            self._forget(answer)
+
+    def purge(self, ended_before_s: float) -> None:
+        """Forget answers that ended before a time and that nobody reads."""
+        old = [
+            answer
+            for answer in self._answers.values()
+            if answer.ended and answer.ended_s <= ended_before_s and not answer.subscriptions
+        ]
+        for answer in old:
+            self._forget(answer)
+        if old:
+            self._outbox.persist(PurgeAnswers(answers=tuple(answer.id for answer in old)))
+
+    def wall(self, now: float) -> float:
+        """Wall time of a moment, seconds since 1970."""
+        return now + self._wall_offset_s
+
+    def from_wall(self, wall_s: float) -> float:
+        return wall_s - self._wall_offset_s
+
+    def _forget(self, answer: Answer) -> None:
+        self._answers.pop(answer.id, None)
+        self._by_session.pop(answer.session, None)
+        if answer.key is not None:
+            self._by_key.pop((answer.owner, answer.key), None)
+
+
+def encode_options(answer: Answer) -> bytes:
+    """What is needed, beside the prompt, to run an answer again."""
+    packed: bytes = msgpack.packb(
+        {
+            "sampling": to_map(answer.sampling),
+            "max_new": answer.max_new,
+            "wall_ms": answer.wall_ms,
+            "qos": answer.qos,
+            "exact": answer.exact,
+        }
+    )
+    return packed

@@ -1,0 +1,303 @@
+"""The head's core: sessions, nodes, answers and the client API, without I/O, clock or randomness.
+
+The driver (head/server.py, or a harness under virtual time) hands in what happened with `now`, then
+takes `effects()`: rows to keep and outputs that may leave once those rows are durable. It calls
+`handle_timeout` when `next_timeout` has come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import msgpack
+
+from bus.codec import from_map
+from bus.errors import DecodeError, NodeLost, SuperfluidError, error_from_dict
+from bus.ids import (
+    BootCounter,
+    ModelName,
+    NodeIdentity,
+    PackedIds,
+    RequestId,
+    SessionId,
+    unpack_ids,
+)
+from bus.messages.api import QOS_CLASSES, GenerationOptions, decode_body, error_body, read_envelope
+from bus.messages.link import (
+    Declined,
+    LeaseRenew,
+    Lost,
+    NeedFull,
+    NodeConfirm,
+    NodeStatus,
+    Refused,
+    SamplingParams,
+    TokenEvents,
+)
+from bus.timers import Timers
+from bus.version import __version__
+from head import reports
+from head.answers import ENDED, QUEUED, Answer
+from head.api import Api
+from head.book import AnswerBook
+from head.effects import ClientKey, Effects, LinkKey, Reply
+from head.fleet import Fleet
+from head.outbox import Outbox
+from head.rows import ADMITTED, FINISHED, StoredAnswer, StoredState
+from head.runs import RunPolicy, Runs
+from head.texts import TextDesk
+
+#: How often finished answers are looked through for ones past their retention.
+PURGE_EVERY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorePolicy:
+    """The core's options, from the configuration. Times in seconds."""
+
+    runs: RunPolicy = RunPolicy()
+    #: A client's plain requests are cancelled when it is gone this long.
+    disconnect_grace_s: float = 5.0
+    #: Finished answers stay readable this long.
+    retain_s: float = 3600.0
+
+
+class HeadCore:
+    """One per head process.
+
+    Args:
+        policy: options.
+        stored: what the store gave at start.
+        entropy: gives random bytes, for seeds and names.
+        now: this moment, and `wall_s` the same as wall time.
+    """
+
+    def __init__(
+        self,
+        policy: CorePolicy,
+        stored: StoredState,
+        *,
+        entropy: Callable[[int], bytes],
+        now: float,
+        wall_s: float,
+    ) -> None:
+        self._policy = policy
+        self._entropy = entropy
+        self.boot = stored.boot
+        self.head_id = stored.head_id
+        self._started_s = now
+        self._answer_ids = BootCounter(stored.boot)
+        self._timers = Timers()
+        self.outbox = Outbox()
+        self.texts = TextDesk(self.outbox)
+        self.book = AnswerBook(self.outbox, self.texts, boot_wall_offset_s=wall_s - now)
+        self.fleet = Fleet()
+        self.runs = Runs(
+            policy=policy.runs,
+            boot=stored.boot,
+            outbox=self.outbox,
+            book=self.book,
+            fleet=self.fleet,
+            texts=self.texts,
+            timers=self._timers,
+        )
+        self._api = Api(self)
+        for answer in stored.answers:
+            self._restore(answer, now)
+        self._timers.at(now + PURGE_EVERY_S, self._purge)
+
+    # --- inputs -------------------------------------------------------------------------------
+
+    def client_request(self, client: ClientKey, frames: list[bytes], now: float) -> None:
+        """Frames of an API client."""
+        request: RequestId | None = None
+        try:
+            body = decode_body(frames)
+            envelope = read_envelope(body)
+            request = envelope.id
+            self._api.handle(client, envelope, body, now)
+        except DecodeError as error:
+            self.outbox.reply(_undecodable(client, error))
+        except SuperfluidError as error:
+            self.fail_request(client, request, error)
+
+    def client_gone(self, client: ClientKey, now: float) -> None:
+        """A client's connection ended: what it alone read is cancelled after a grace."""
+        for answer in self.book.client_gone(client):
+            if not answer.keep and not answer.ended:
+                due = now + self._policy.disconnect_grace_s
+                self._timers.at(due, partial(self._cancel_unread, answer))
+
+    def link_up(self, link: LinkKey, confirm: NodeConfirm, now: float) -> None:
+        self.fleet.link_up(link, confirm, now)
+        self.runs.schedule_all(now)
+
+    def link_message(self, link: LinkKey, message: object, now: float) -> None:
+        match message:
+            case TokenEvents():
+                self.runs.token_events(link, message, now)
+            case LeaseRenew():
+                self.runs.renew(link, message)
+            case NodeStatus():
+                self.fleet.status(link, message, now)
+                self.runs.schedule_all(now)
+            case Lost():
+                self.runs.lost(link, message, now)
+            case Declined():
+                self.runs.declined(link, message, now)
+            case Refused():
+                self.runs.refused(link, message, now)
+            case NeedFull():
+                self.runs.need_full(link, message)
+            case _:
+                raise DecodeError(f"a node sent a {type(message).__name__}, which nodes do not")
+
+    def link_down(self, link: LinkKey, reason: str, now: float) -> None:
+        node = self.fleet.link_down(link, reason, now)
+        if node is not None:
+            self.runs.link_down(link, node.identity, reason, now)
+
+    def text_reply(self, message: object, now: float) -> None:
+        """A reply of a text process, or a `TextFailed` that stands for its death."""
+        self.texts.reply(message, now)
+
+    def models_found(self, folders: Mapping[ModelName, str], now: float) -> None:
+        """What the head's models folder holds, by name."""
+        self.texts.models_found(folders)
+
+    def handle_timeout(self, now: float) -> None:
+        self._timers.fire(now)
+
+    # --- outputs ------------------------------------------------------------------------------
+
+    def next_timeout(self) -> float | None:
+        return self._timers.next_timeout()
+
+    def effects(self) -> Effects:
+        """What this round gave; empties it."""
+        return self.outbox.drain()
+
+    # --- for the API's operations ---------------------------------------------------------------
+
+    def new_answer(
+        self, owner: str, request: GenerationOptions, sampling: SamplingParams, now: float
+    ) -> Answer:
+        """An answer for a request, with its seed drawn when it names none."""
+        number = self._answer_ids.next()
+        if request.seed is None:
+            sampling = replace(sampling, seed=int.from_bytes(self._entropy(8), "little"))
+        keep = request.on_disconnect or ("keep" if request.key is not None else "cancel")
+        return Answer(
+            id=number,
+            session=SessionId(f"s-{number:x}-{self._entropy(4).hex()}"),
+            owner=owner,
+            key=request.key,
+            model=request.model,
+            sampling=sampling,
+            max_new=request.max_new,
+            wall_ms=request.max_wall_ms,
+            qos=QOS_CLASSES[request.qos],
+            exact=request.exact,
+            keep=keep == "keep",
+            accepted_s=now,
+        )
+
+    def fail_request(
+        self, client: ClientKey, request: RequestId | None, error: SuperfluidError
+    ) -> None:
+        """The error reply of a request that opened no answer."""
+        self.outbox.reply(Reply(client=client, body=error_body(request, error)))
+
+    def status(self, now: float) -> dict[str, Any]:
+        """One map with all that `sfctl status` shows."""
+        return {
+            "head": {
+                "id": self.head_id,
+                "version": __version__,
+                "boot": self.boot,
+                "uptime_s": round(now - self._started_s, 3),
+                "placement": self._policy.runs.placement,
+            },
+            "nodes": reports.nodes(self.fleet, now),
+            "models": reports.models(self.fleet, self.texts, self.runs.queued()),
+            "answers": {
+                "running": self.runs.running,
+                "queued": sum(self.runs.queued().values()),
+                "kept": len(self.book),
+            },
+        }
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _cancel_unread(self, answer: Answer, now: float) -> None:
+        if not answer.subscriptions and not answer.ended:
+            self.runs.cancel(answer, now)
+
+    def _purge(self, now: float) -> None:
+        self.book.purge(now - self._policy.retain_s)
+        self._timers.at(now + PURGE_EVERY_S, self._purge)
+
+    def _restore(self, stored: StoredAnswer, now: float) -> None:
+        answer = _answer_from(stored, self.book, now)
+        self.book.add(answer)
+        if stored.state == FINISHED:
+            return
+        if stored.state == ADMITTED:
+            self._requeue(answer, now)
+            return
+        offset = len(answer.tokens)
+        error = NodeLost(
+            f"the head was restarted after {offset} tokens of the answer; they are kept: ask again",
+            details={"offset": offset, "session": answer.session},
+        )
+        self.book.end(answer, "error", now, error)
+
+    def _requeue(self, answer: Answer, now: float) -> None:
+        """An answer that waited when the head ended waits again, once nodes may have joined."""
+
+        def later(at: float) -> None:
+            try:
+                self.runs.enqueue(answer, at)
+            except SuperfluidError as error:
+                self.book.end(answer, "error", at, error)
+
+        self._timers.at(now + self._policy.disconnect_grace_s, later)
+
+
+def _undecodable(client: ClientKey, error: DecodeError) -> Reply:
+    body = error_body(None, error)
+    body["error"]["code"] = "invalid"
+    return Reply(client=client, body=body)
+
+
+def _answer_from(stored: StoredAnswer, book: AnswerBook, now: float) -> Answer:
+    options = msgpack.unpackb(stored.options)
+    error = error_from_dict(msgpack.unpackb(stored.error)) if stored.error else None
+    finished = stored.state == FINISHED
+    return Answer(
+        id=stored.answer,
+        session=stored.session,
+        owner=stored.owner,
+        key=stored.key,
+        model=stored.model,
+        sampling=from_map(SamplingParams, options["sampling"]),
+        max_new=options["max_new"],
+        wall_ms=options["wall_ms"],
+        qos=options["qos"],
+        exact=options["exact"],
+        keep=stored.on_disconnect == "keep",
+        accepted_s=book.from_wall(stored.created_wall_s),
+        prompt=PackedIds(stored.prompt),
+        stored=True,
+        tokens=unpack_ids(stored.tokens),
+        stage=ENDED if finished else QUEUED,
+        finish=stored.finish,
+        error=error,
+        prompt_tokens=stored.prompt_tokens,
+        cached_tokens=stored.cached_tokens,
+        node=stored.node or NodeIdentity(""),
+        ended_s=book.from_wall(stored.finished_wall_s) if finished else 0.0,
+    )

@@ -1,0 +1,41 @@
+"""Collects what one round of the core wants kept and sent, and tags the outputs.
+
+Every output of a round waits for the rows of that round: simple, and never too early.
+"""
+
+from __future__ import annotations
+
+from head.effects import Effects, LinkKey, Output, Persist, Reply, SendLink, Tagged, TextJob
+from head.rows import Row
+
+
+class Outbox:
+    """One per core. Parts of the core add to it; the core's driver drains it once a round."""
+
+    def __init__(self) -> None:
+        self._lsn = 0
+        self._rows: list[Row] = []
+        self._outputs: list[Output] = []
+
+    def persist(self, *rows: Row) -> None:
+        self._rows.extend(rows)
+
+    def send(self, link: LinkKey, *messages: object) -> None:
+        self._outputs.extend(SendLink(link=link, message=message) for message in messages)
+
+    def reply(self, *replies: Reply | None) -> None:
+        self._outputs.extend(reply for reply in replies if reply is not None)
+
+    def text_job(self, message: object) -> None:
+        self._outputs.append(TextJob(message=message))
+
+    def drain(self) -> Effects:
+        """The round's effects, in order."""
+        persist = None
+        if self._rows:
+            self._lsn += 1
+            persist = Persist(lsn=self._lsn, rows=tuple(self._rows))
+            self._rows = []
+        outputs = tuple(Tagged(after=self._lsn, output=output) for output in self._outputs)
+        self._outputs = []
+        return Effects(persist=persist, outputs=outputs)

@@ -1,0 +1,107 @@
+"""What `status`, `nodes`, `models` and `hello` answer, as API maps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bus.ids import ModelName
+from bus.messages.api import DEFAULT_CREDIT, MAX_BODY_BYTES, MAX_CREDIT
+from bus.messages.link import ModelStatus
+from bus.version import __version__
+from head.fleet import Fleet, Node
+from head.texts import TextDesk
+
+API_VERSION = 1
+
+
+def hello(operations: list[str]) -> dict[str, Any]:
+    """Versions, limits and what this head can do."""
+    return {
+        "api": API_VERSION,
+        "version": __version__,
+        "operations": operations,
+        "limits": {
+            "body_bytes": MAX_BODY_BYTES,
+            "credit_default": DEFAULT_CREDIT,
+            "credit_max": MAX_CREDIT,
+        },
+        "scope": "admin",
+    }
+
+
+def nodes(fleet: Fleet, now: float) -> list[dict[str, Any]]:
+    """One map per node, by identity."""
+    return [_node(node, now) for node in sorted(fleet.nodes, key=lambda node: node.identity)]
+
+
+def _node(node: Node, now: float) -> dict[str, Any]:
+    state = ("draining" if node.draining else "up") if node.up else "down"
+    return {
+        "identity": node.identity,
+        "state": state,
+        "reason": node.down_reason,
+        "since_s": round(now - node.since_s, 3),
+        "status_age_s": round(now - node.status_at_s, 3),
+        "incarnation": node.incarnation,
+        "software": node.software,
+        "generations": len(node.claims),
+        "placed": node.sessions_placed,
+        "host": {
+            "memory_total_bytes": node.host.memory_total_bytes,
+            "memory_free_bytes": node.host.memory_free_bytes,
+            "gpu_total_bytes": node.host.gpu_total_bytes,
+            "gpu_free_bytes": node.host.gpu_free_bytes,
+            "load_average": node.host.load_average,
+        },
+        "models": [_model_on_node(node, status) for status in node.models.values()],
+    }
+
+
+def _model_on_node(node: Node, status: ModelStatus) -> dict[str, Any]:
+    return {
+        "name": status.name,
+        "phase": status.phase,
+        "problem": status.problem,
+        "device": status.device,
+        "window_tokens": status.window_tokens,
+        "lanes_total": status.lanes_total,
+        "lanes_used": status.lanes_used,
+        "queued": status.queued,
+        "in_flight": node.in_flight(status.name),
+        "kv_live_tokens": status.kv_live_tokens,
+        "kv_total_tokens": status.kv_total_tokens,
+        "decode_rate": round(status.decode_rate, 3),
+        "prefill_rate": round(status.prefill_rate, 3),
+        "tokenizer_digest": f"{status.tokenizer_digest:016x}",
+        "numerics": status.numerics,
+        "worker": status.worker,
+    }
+
+
+def models(fleet: Fleet, texts: TextDesk, queued: Mapping[ModelName, int]) -> list[dict[str, Any]]:
+    """One map per model that the head or any node knows, by name."""
+    names = set(texts.folders) | {name for node in fleet.nodes for name in node.models}
+    return [_model(name, fleet, texts, queued) for name in sorted(names)]
+
+
+def _model(
+    name: ModelName, fleet: Fleet, texts: TextDesk, queued: Mapping[ModelName, int]
+) -> dict[str, Any]:
+    serving = [
+        (node.identity, status)
+        for node in fleet.nodes
+        if node.up and (status := node.models.get(name)) and status.phase == "ready"
+    ]
+    described = texts.described(name)
+    return {
+        "name": name,
+        "ready": bool(serving) and described is not None,
+        "nodes": sorted(identity for identity, _ in serving),
+        "window_tokens": max((status.window_tokens for _, status in serving), default=0),
+        "lanes_total": sum(status.lanes_total for _, status in serving),
+        "queued": queued.get(name, 0),
+        "head_folder": texts.folders.get(name),
+        "chat_template": bool(described and described.has_template),
+        "tokenizer_digest": f"{described.digest:016x}" if described else None,
+    }
