@@ -49,7 +49,8 @@ class Numerics:
     """How products are computed on CPU.
 
     Attributes:
-        accuracy_level: of MatMulNBits; 4 rounds activations to int8 blocks, 0 does not.
+        accuracy_level: of MatMulNBits; 4 rounds activations to int8 blocks, 0 does not. CUDA has
+            no such choice, and the float16 graph always has 0.
         dense_8bit: 8-bit weights as floating-point matrices.
     """
 
@@ -311,7 +312,10 @@ class DecoderGraph:
             N=weight.rows,
             bits=weight.bits,
             block_size=weight.block_size,
-            accuracy_level=self._numerics.accuracy_level,
+            accuracy_level={
+                Precision.FLOAT32: self._numerics.accuracy_level,
+                Precision.FLOAT16: 0,
+            },
         )
         if correction is None:
             return product

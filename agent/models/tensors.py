@@ -1,14 +1,13 @@
 """The external data file of a model folder, and a graph builder that writes it.
 
-One list of nodes serves two graphs. They differ in the type of their floating-point tensors:
-float32 for CPU, float16 for CUDA. Quantised bytes and integers are written once and both graphs
-point at them.
+One walk makes two graphs. They differ in the type of their floating-point tensors: float32 for CPU,
+float16 for CUDA. Quantised bytes and integers are written once and both graphs point at them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -83,7 +82,7 @@ class GraphBuilder:
     def __init__(self, file: TensorFile, precisions: Sequence[Precision]) -> None:
         self.precisions = tuple(precisions)
         self._file = file
-        self._nodes: list[onnx.NodeProto] = []
+        self._nodes: dict[Precision, list[onnx.NodeProto]] = {p: [] for p in precisions}
         self._tensors: dict[Precision, list[TensorProto]] = {p: [] for p in precisions}
         self._spans: dict[str, Span] = {}
         self._integers: set[str] = set()
@@ -96,12 +95,20 @@ class GraphBuilder:
         domain: str = "",
         **attributes: Any,
     ) -> str:
-        """Add an operator; gives the name of its first output."""
+        """Add an operator; gives the name of its first output.
+
+        An attribute that is a mapping from precision has its own value in each graph.
+        """
         names = [outputs] if isinstance(outputs, str) else list(outputs)
-        made = helper.make_node(
-            kind, list(inputs), names, name=f"{names[0]}.{kind}", domain=domain, **attributes
-        )
-        self._nodes.append(made)
+        for precision, nodes in self._nodes.items():
+            values = {
+                key: value[precision] if isinstance(value, Mapping) else value
+                for key, value in attributes.items()
+            }
+            label = f"{names[0]}.{kind}"
+            nodes.append(
+                helper.make_node(kind, list(inputs), names, name=label, domain=domain, **values)
+            )
         return names[0]
 
     def integers(self, name: str, values: Sequence[int] | int) -> str:
@@ -160,7 +167,11 @@ class GraphBuilder:
     ) -> None:
         """Write the graph of one precision, durably."""
         graph = helper.make_graph(
-            self._nodes, "decoder", list(inputs), list(outputs), self._tensors[precision]
+            self._nodes[precision],
+            "decoder",
+            list(inputs),
+            list(outputs),
+            self._tensors[precision],
         )
         model = helper.make_model(
             graph,

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from agent.models.architecture import ARCHITECTURES, DecoderConfig
 from agent.models.assemble import ModelSource, Progress, assemble, no_progress
-from agent.models.blocks import BlockWeight, FloatArray, Matrix
+from agent.models.blocks import BlockWeight, FloatArray
 from agent.models.folder import ModelFolder
 from agent.models.graph import INT8_ACTIVATIONS, Numerics
 from agent.models.tokenizer import CONTROL, NORMAL, VocabularySource
@@ -103,7 +103,13 @@ class ToyWeights:
         """All tensors."""
         return self._streams.keys()
 
-    def matrix(self, name: str) -> Matrix:
+    def shape(self, name: str) -> tuple[int, int]:
+        """Rows and columns of a matrix."""
+        if name == "token_embd.weight":
+            return self._config.vocab, self._config.hidden
+        return self._shapes[name]
+
+    def matrix(self, name: str) -> BlockWeight:
         """A weight matrix in blocks of 32."""
         if name == "token_embd.weight":
             return self._embedding()

@@ -21,7 +21,7 @@ import pytest
 import agent.models
 from agent.models.assemble import no_progress
 from agent.models.folder import ModelFolder
-from agent.models.graph import Numerics
+from agent.models.graph import EXACT
 from agent.models.importer import import_gguf
 from agent.models.pull import SOURCES, pull
 from agent.models.toy import write_toy
@@ -52,10 +52,10 @@ def smollm2_folder() -> ModelFolder:
     return _cached("smollm2", lambda target: import_gguf(smollm2_gguf(), target))
 
 
-def smollm2_exact_folder(numerics: Numerics) -> ModelFolder:
-    """The same with float32 activations and dense 8-bit weights; not a model to serve."""
+def smollm2_exact_folder() -> ModelFolder:
+    """The same with float32 activations and dense 8-bit weights; to compare with a reference."""
     return _cached(
-        "smollm2-exact", lambda target: import_gguf(smollm2_gguf(), target, numerics=numerics)
+        "smollm2-exact", lambda target: import_gguf(smollm2_gguf(), target, numerics=EXACT)
     )
 
 

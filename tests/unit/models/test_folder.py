@@ -1,0 +1,140 @@
+"""What opening a model folder accepts and refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent.models.folder import CHAT_TEMPLATE, GRAPH_FLOAT16, RECORD, ModelFolder
+from bus.errors import ModelIncomplete, NotFound
+from tests.harness.models import toy_model_folder
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(toy_model_folder().path, tmp_path / "toy"))
+
+
+def cut(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).write_bytes((folder / name).read_bytes()[:-1])
+
+    return change
+
+
+def gone(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def rewritten(text: str) -> Callable[[Path], None]:
+    return lambda folder: _write(folder / RECORD, text)
+
+
+def unlisted(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        record = json.loads((folder / RECORD).read_text())
+        del record["files"][name]
+        _write(folder / RECORD, json.dumps(record))
+
+    return change
+
+
+def without(key: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        record = json.loads((folder / RECORD).read_text())
+        del record[key]
+        _write(folder / RECORD, json.dumps(record))
+
+    return change
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (gone("model.onnx"), "model.onnx is missing"),
+        (gone("model.onnx.data"), "model.onnx.data is missing"),
+        (gone("tokenizer.json"), "tokenizer.json is missing"),
+        (gone(CHAT_TEMPLATE), "chat_template.jinja is missing"),
+        (gone(GRAPH_FLOAT16), "model.fp16.onnx is missing"),
+        (gone(RECORD), "superfluid.json is missing"),
+        (cut("model.onnx.data"), "model.onnx.data has"),
+        (unlisted("model.onnx"), "does not list model.onnx"),
+        (without("signature"), "superfluid.json is damaged"),
+        (rewritten("{"), "superfluid.json can not be read"),
+        (rewritten("[]"), "superfluid.json is no JSON object"),
+        (rewritten('{"schema": 99}'), "has schema 99 and this version reads 1"),
+    ],
+)
+def test_damage_is_named_with_its_remedy(
+    toy: Path, damage: Callable[[Path], None], says: str
+) -> None:
+    damage(toy)
+    with pytest.raises(ModelIncomplete) as caught:
+        ModelFolder.open(toy)
+    message = caught.value.message
+    assert says in message
+    assert str(toy) in message
+    assert "sfctl model import FILE.gguf --name toy" in message
+    assert "\n" not in message
+
+
+def test_a_changed_byte_is_found_when_hashes_are_verified(toy: Path) -> None:
+    data = bytearray((toy / "model.onnx.data").read_bytes())
+    data[100] ^= 1
+    (toy / "model.onnx.data").write_bytes(data)
+    assert ModelFolder.open(toy).name == "toy"
+    with pytest.raises(ModelIncomplete, match=r"model\.onnx\.data is damaged"):
+        ModelFolder.open(toy, verify=True)
+
+
+def test_a_missing_folder_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no model folder"):
+        ModelFolder.open(tmp_path / "absent")
+
+
+def test_a_whole_folder_opens_with_what_was_recorded(toy: Path) -> None:
+    folder = ModelFolder.open(toy, verify=True)
+    assert folder == ModelFolder.open(toy)
+    assert folder.eos_ids == (256, 258)
+    assert folder.source["kind"] == "toy"
+    figures = folder.signature
+    assert (figures.layers, figures.kv_heads, figures.head_dim) == (2, 2, 32)
+    assert (figures.vocab, figures.max_positions) == (260, 4096)
+    assert figures.inputs[:4] == (
+        "input_ids",
+        "seqlens_k",
+        "total_sequence_length",
+        "logits_idx",
+    )
+    assert folder.kv_bytes_per_token() == 2 * 2 * 2 * 32 * 4
+    assert folder.graph_float16 == toy / GRAPH_FLOAT16
+    sizes = sum(file.stat().st_size for file in toy.iterdir() if file.name != RECORD)
+    assert folder.size_bytes == sizes
+
+
+def test_digest_follows_content_and_not_place(toy: Path) -> None:
+    assert ModelFolder.open(toy).digest == toy_model_folder().digest
+
+
+def test_folders_are_read_without_the_import_extra(toy: Path) -> None:
+    program = (
+        "import sys\n"
+        "for name in ('onnx', 'gguf', 'onnxruntime', 'numpy', 'tokenizers'):\n"
+        "    sys.modules[name] = None\n"
+        "from pathlib import Path\n"
+        "from agent.models.registry import list_models\n"
+        "print(list(list_models(Path(sys.argv[1]))))\n"
+    )
+    command = [sys.executable, "-P", "-c", program, str(toy.parent)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "['toy']\n"
