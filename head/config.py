@@ -1,0 +1,84 @@
+"""The head's configuration: sections and keys of head.toml, with defaults (conf/head.toml)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from bus.codec import OneOf, Range
+from head.core import CorePolicy
+from head.placement import POLICIES
+from head.queueing import DEFAULT_LIMIT
+from head.runs import RunPolicy
+
+PositiveInt = Annotated[int, Range(1, 2**31 - 1)]
+Seconds = Annotated[float, Range(0.0, 1e9)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSection:
+    """The bus. An empty `bind` takes no joins; `nodes` are dialed."""
+
+    bind: str = "tcp://127.0.0.1:8454"
+    token_file: str = ""
+    nodes: tuple[str, ...] = ()
+    silence_s: Seconds = 30.0
+    insecure_no_auth: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiSection:
+    """The client API's socket; empty is run/api.sock of the state folder."""
+
+    socket: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementSection:
+    policy: Annotated[str, OneOf(frozenset(POLICIES))] = "load-aware"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSection:
+    limit: PositiveInt = DEFAULT_LIMIT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSection:
+    retain_s: Seconds = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextSection:
+    processes: Annotated[int, Range(1, 64)] = 2
+    cpu_s: PositiveInt = 10
+    memory_bytes: Annotated[int, Range(256 * 1024 * 1024, 2**60)] = 2 * 1024**3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSection:
+    level: Annotated[str, OneOf(frozenset({"debug", "info", "warning", "error"}))] = "info"
+    json: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadConfig:
+    """All of head.toml."""
+
+    fleet: FleetSection = FleetSection()
+    api: ApiSection = ApiSection()
+    placement: PlacementSection = PlacementSection()
+    queue: QueueSection = QueueSection()
+    store: StoreSection = StoreSection()
+    text: TextSection = TextSection()
+    log: LogSection = LogSection()
+
+    def core_policy(self) -> CorePolicy:
+        return CorePolicy(
+            runs=RunPolicy(
+                placement=self.placement.policy,
+                queue_limit=self.queue.limit,
+                grace_s=self.fleet.silence_s or 30.0,
+            ),
+            retain_s=self.store.retain_s,
+        )
