@@ -1,0 +1,173 @@
+"""The store's tables and how an older file becomes a newer one.
+
+`MIGRATIONS[n]` brings a file from version n to n + 1; version 1 is made from nothing. A migration
+is never changed once it was released: files that it made are out there. Each runs in one
+transaction with the row that records it, after the file was backed up.
+
+Times named `wall` are seconds since 1970, for people; everything else about time is derived.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bus.errors import StartError
+from bus.version import __version__
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """SQL statements that lead to the next version, and what they are for."""
+
+    purpose: str
+    statements: tuple[str, ...]
+
+
+_FIRST = (
+    """CREATE TABLE schema_version (
+        version INTEGER PRIMARY KEY,
+        purpose TEXT NOT NULL,
+        software TEXT NOT NULL,
+        applied_wall_s REAL NOT NULL
+    )""",
+    # `one` keeps it to a single row.
+    """CREATE TABLE head (
+        one INTEGER PRIMARY KEY CHECK (one = 1),
+        head_id TEXT NOT NULL,
+        boot INTEGER NOT NULL
+    )""",
+    "INSERT INTO head (one, head_id, boot) VALUES (1, lower(hex(randomblob(16))), 0)",
+    """CREATE TABLE answer (
+        answer INTEGER PRIMARY KEY,
+        session TEXT NOT NULL,
+        owner TEXT NOT NULL,
+        key TEXT,
+        model TEXT NOT NULL,
+        prompt BLOB NOT NULL,
+        options BLOB NOT NULL,
+        on_disconnect TEXT NOT NULL,
+        created_wall_s REAL NOT NULL,
+        state TEXT NOT NULL CHECK (state IN ('admitted', 'placed', 'sent', 'finished')),
+        finish TEXT NOT NULL DEFAULT '',
+        error BLOB NOT NULL DEFAULT x'',
+        prompt_tokens INTEGER NOT NULL DEFAULT 0,
+        cached_tokens INTEGER NOT NULL DEFAULT 0,
+        completion_tokens INTEGER NOT NULL DEFAULT 0,
+        finished_wall_s REAL NOT NULL DEFAULT 0
+    )""",
+    "CREATE UNIQUE INDEX answer_by_key ON answer (owner, key) WHERE key IS NOT NULL",
+    "CREATE INDEX answer_by_session ON answer (session)",
+    """CREATE TABLE generation (
+        generation INTEGER PRIMARY KEY,
+        answer INTEGER NOT NULL REFERENCES answer ON DELETE CASCADE,
+        session TEXT NOT NULL,
+        epoch INTEGER NOT NULL,
+        node TEXT NOT NULL,
+        worker INTEGER NOT NULL,
+        numerics TEXT NOT NULL,
+        first_offset INTEGER NOT NULL
+    )""",
+    "CREATE INDEX generation_by_answer ON generation (answer)",
+    # One row a batch, found by its place in the answer: the key is the table.
+    """CREATE TABLE tokens (
+        answer INTEGER NOT NULL REFERENCES answer ON DELETE CASCADE,
+        first INTEGER NOT NULL,
+        generation INTEGER NOT NULL,
+        ids BLOB NOT NULL,
+        PRIMARY KEY (answer, first)
+    ) WITHOUT ROWID""",
+)
+
+MIGRATIONS: Sequence[Migration] = (Migration("answers, generations and tokens", _FIRST),)
+
+
+def stored_version(connection: sqlite3.Connection) -> int:
+    """The version of an existing file.
+
+    Raises:
+        sqlite3.DatabaseError: it is none of ours.
+    """
+    (version,) = connection.execute("SELECT max(version) FROM schema_version").fetchone()
+    if not isinstance(version, int):
+        raise sqlite3.DatabaseError("its table of schema versions is empty")
+    return version
+
+
+def migrate(
+    connection: sqlite3.Connection, file: Path, migrations: Sequence[Migration] = MIGRATIONS
+) -> None:
+    """Bring an existing file to the newest version; a copy of what it was stays beside it.
+
+    Raises:
+        StartError: a newer program wrote it, or a migration failed; the file is then as it was
+            before that one.
+        sqlite3.DatabaseError: it is none of ours.
+    """
+    version = stored_version(connection)
+    if version > len(migrations):
+        raise StartError(
+            f"the store {file} has schema version {version} and this program knows up to "
+            f"{len(migrations)}: a newer one wrote it; install that one again, or put back the "
+            f"copy named {backup_path(file, len(migrations)).name} if there is one"
+        )
+    if version < len(migrations):
+        _back_up(connection, backup_path(file, version))
+    for number in range(version, len(migrations)):
+        try:
+            apply(connection, number + 1, migrations[number])
+        except sqlite3.Error as error:
+            raise StartError(
+                f"the store {file} could not be brought to schema version {number + 1} ({error}); "
+                "it is as before; see that the disk has room, or install the program that wrote it"
+            ) from error
+
+
+def backup_path(file: Path, version: int) -> Path:
+    """Where the copy of a file of `version` is kept when it is migrated."""
+    return file.with_name(f"{file.name}.v{version}.backup")
+
+
+def _back_up(connection: sqlite3.Connection, target: Path) -> None:
+    unfinished = target.with_name(target.name + ".part")
+    unfinished.unlink(missing_ok=True)
+    os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    copy = sqlite3.connect(unfinished, isolation_level=None)
+    try:
+        connection.backup(copy)
+        copy.execute("PRAGMA journal_mode = DELETE")
+    finally:
+        copy.close()
+    sync(unfinished)
+    unfinished.replace(target)
+    sync(target.parent)
+
+
+def apply(connection: sqlite3.Connection, version: int, migration: Migration) -> None:
+    """Run one migration and record it, in one transaction."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for statement in migration.statements:
+            connection.execute(statement)
+        connection.execute(
+            "INSERT INTO schema_version VALUES (?, ?, ?, ?)",
+            (version, migration.purpose, __version__, time.time()),
+        )
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def sync(path: Path) -> None:
+    """Bring a file, or a folder's list of files, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,233 @@
+"""The rows of head/rows.py in the tables of head/schema.py, written and read back."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from bus.ids import GenerationId, NodeIdentity, PackedIds, count_ids
+from head.rows import (
+    FINISHED,
+    PLACED,
+    SENT,
+    MarkSent,
+    PurgeAnswers,
+    PutAnswer,
+    PutFinish,
+    PutGeneration,
+    PutTokens,
+    Row,
+    StoredAnswer,
+)
+
+#: Pages that one purge gives back to the file system at most; the rest goes with the next.
+VACUUM_PAGES = 2048
+
+Write = Callable[[sqlite3.Connection, Any], None]
+
+
+def write(connection: sqlite3.Connection, row: Row) -> None:
+    """Apply one row, inside the caller's transaction.
+
+    Raises:
+        sqlite3.IntegrityError: an idempotency key of this owner is taken, tokens stand where
+            others are, or their answer is not there.
+    """
+    _WRITERS[type(row)](connection, row)
+
+
+def _put_answer(connection: sqlite3.Connection, row: PutAnswer) -> None:
+    connection.execute(
+        "INSERT INTO answer (answer, session, owner, key, model, prompt, options, on_disconnect,"
+        " created_wall_s, state) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            row.answer,
+            row.session,
+            row.owner,
+            row.key,
+            row.model,
+            row.prompt,
+            row.options,
+            row.on_disconnect,
+            row.created_wall_s,
+            row.state,
+        ),
+    )
+
+
+def _put_generation(connection: sqlite3.Connection, row: PutGeneration) -> None:
+    connection.execute(
+        "INSERT INTO generation VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            row.generation,
+            row.answer,
+            row.session,
+            row.epoch,
+            row.node,
+            row.worker,
+            row.numerics,
+            row.first_offset,
+        ),
+    )
+    _set_state(connection, row.answer, PLACED)
+
+
+def _mark_sent(connection: sqlite3.Connection, row: MarkSent) -> None:
+    _set_state(connection, row.answer, SENT)
+
+
+def _set_state(connection: sqlite3.Connection, answer: int, state: str) -> None:
+    # An answer that is finished stays so, whatever was decided just before.
+    connection.execute(
+        "UPDATE answer SET state = ? WHERE answer = ? AND state != ?", (state, answer, FINISHED)
+    )
+
+
+def _put_tokens(connection: sqlite3.Connection, row: PutTokens) -> None:
+    connection.execute(
+        "INSERT INTO tokens (answer, first, generation, ids) VALUES (?, ?, ?, ?)",
+        (row.answer, row.offset, row.generation, row.ids),
+    )
+
+
+def _put_finish(connection: sqlite3.Connection, row: PutFinish) -> None:
+    connection.execute(
+        "UPDATE answer SET state = ?, finish = ?, error = ?, prompt_tokens = ?,"
+        " cached_tokens = ?, completion_tokens = ?, finished_wall_s = ? WHERE answer = ?",
+        (
+            FINISHED,
+            row.finish,
+            row.error,
+            row.prompt_tokens,
+            row.cached_tokens,
+            row.completion_tokens,
+            row.finished_wall_s,
+            row.answer,
+        ),
+    )
+
+
+def _purge(connection: sqlite3.Connection, row: PurgeAnswers) -> None:
+    connection.executemany(
+        "DELETE FROM answer WHERE answer = ?", [(answer,) for answer in row.answers]
+    )
+
+
+_WRITERS: dict[type, Write] = {
+    PutAnswer: _put_answer,
+    PutGeneration: _put_generation,
+    MarkSent: _mark_sent,
+    PutTokens: _put_tokens,
+    PutFinish: _put_finish,
+    PurgeAnswers: _purge,
+}
+
+
+def give_back_space(connection: sqlite3.Connection) -> None:
+    """Shrink the file by what purges left free. Outside a transaction."""
+    # A page a step, without columns: `execute` would stop after the first.
+    connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+_ANSWER = (
+    "SELECT answer, session, owner, key, model, prompt, options, on_disconnect, created_wall_s,"
+    " state, finish, error, prompt_tokens, cached_tokens, finished_wall_s FROM answer "
+)
+
+
+def read_answers(connection: sqlite3.Connection) -> tuple[StoredAnswer, ...]:
+    """Every answer, in order of its number.
+
+    Raises:
+        sqlite3.DatabaseError: the file is damaged, or an answer's tokens have a gap.
+    """
+    tokens = _join(
+        connection.execute("SELECT answer, first, ids FROM tokens ORDER BY answer, first")
+    )
+    latest = {
+        answer: (generation, node)
+        for answer, generation, node in connection.execute(
+            "SELECT answer, generation, node FROM generation ORDER BY generation"
+        )
+    }
+    return tuple(
+        _answer(values, tokens.get(values[0], b""), latest.get(values[0]))
+        for values in connection.execute(_ANSWER + "ORDER BY answer")
+    )
+
+
+def find_answer(
+    connection: sqlite3.Connection, where: str, values: tuple[str, ...]
+) -> StoredAnswer | None:
+    """The newest answer that fits a condition."""
+    found = connection.execute(
+        f"{_ANSWER} WHERE {where} ORDER BY answer DESC LIMIT 1", values
+    ).fetchone()
+    if found is None:
+        return None
+    number = found[0]
+    tokens = _join(
+        connection.execute(
+            "SELECT answer, first, ids FROM tokens WHERE answer = ? ORDER BY first", (number,)
+        )
+    )
+    latest = connection.execute(
+        "SELECT generation, node FROM generation WHERE answer = ? ORDER BY generation DESC LIMIT 1",
+        (number,),
+    ).fetchone()
+    return _answer(found, tokens.get(number, b""), latest)
+
+
+def _join(batches: Iterable[tuple[int, int, bytes]]) -> dict[int, bytes]:
+    """All ids of each answer, in order."""
+    parts: dict[int, list[bytes]] = {}
+    lengths: dict[int, int] = {}
+    for answer, first, ids in batches:
+        if first != lengths.get(answer, 0):
+            raise sqlite3.DatabaseError(f"answer {answer} has a gap in its tokens at {first}")
+        parts.setdefault(answer, []).append(ids)
+        lengths[answer] = first + count_ids(ids)
+    return {answer: b"".join(batch) for answer, batch in parts.items()}
+
+
+def _answer(values: tuple[Any, ...], tokens: bytes, latest: tuple[int, str] | None) -> StoredAnswer:
+    (
+        answer,
+        session,
+        owner,
+        key,
+        model,
+        prompt,
+        options,
+        on_disconnect,
+        created_wall_s,
+        state,
+        finish,
+        error,
+        prompt_tokens,
+        cached_tokens,
+        finished_wall_s,
+    ) = values
+    return StoredAnswer(
+        answer=answer,
+        session=session,
+        owner=owner,
+        key=key,
+        model=model,
+        prompt=PackedIds(prompt),
+        options=options,
+        on_disconnect=on_disconnect,
+        created_wall_s=created_wall_s,
+        state=state,
+        tokens=PackedIds(tokens),
+        finish=finish,
+        error=error,
+        prompt_tokens=prompt_tokens,
+        cached_tokens=cached_tokens,
+        finished_wall_s=finished_wall_s,
+        generation=None if latest is None else GenerationId(latest[0]),
+        node=None if latest is None else NodeIdentity(latest[1]),
+    )
