@@ -36,7 +36,7 @@ class GgufFile:
             reader = gguf.GGUFReader(str(path))
         except (ValueError, IndexError, KeyError) as error:
             raise Invalid(
-                f"{path} is no whole GGUF file ({error}); download it again", param="file"
+                f"{path} is no whole GGUF file; download it again", param="file"
             ) from error
         self.metadata: dict[str, Any] = {
             key: field.contents() for key, field in reader.fields.items()

@@ -17,8 +17,8 @@ from agent.models.blocks import FloatArray
 from agent.models.folder import ModelFolder, SelfTest, Signature
 from bus.errors import ModelIncomplete
 
-#: How far below the best the expected token's logit may be. Kernels of different processors round
-#: int8 activations differently, by up to 0.3 on this scale; a damaged model is off by several.
+#: How far below the best the expected token's logit may be. Rounding activations to int8 moves
+#: logits by 0.2 or so, and processors' kernels round differently; a damaged model is far off.
 TOLERANCE = 1.0
 
 #: Prompts to choose the test from.

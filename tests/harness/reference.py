@@ -55,12 +55,13 @@ class ReferenceModel:
             },
         )
 
-    def logits(self, tokens: Sequence[int]) -> Floats:
-        """Logits of every position, `[len(tokens), vocab]`."""
+    def logits(self, tokens: Sequence[int], positions: Any = None) -> Floats:
+        """Logits of every token, `[len(tokens), vocab]`; positions count from 0 unless given."""
+        where = np.arange(len(tokens)) if positions is None else positions
         embedding = self.weights["token_embd.weight"]
         x = embedding[np.asarray(tokens)]
         for layer in range(self.layers):
-            x = x + self._attention(self._norm(x, f"blk.{layer}.attn_norm"), f"blk.{layer}.")
+            x = x + self._attention(self._norm(x, f"blk.{layer}.attn_norm"), f"blk.{layer}.", where)
             x = x + self._feed_forward(self._norm(x, f"blk.{layer}.ffn_norm"), f"blk.{layer}.")
         head = "output" if "output.weight" in self.weights else "token_embd"
         return self._linear(self._norm(x, "output_norm"), head)
@@ -74,22 +75,22 @@ class ReferenceModel:
         result: Floats = x @ self.weights[f"{name}.weight"].T
         return result
 
-    def _rotate(self, x: Floats) -> Floats:
+    def _rotate(self, x: Floats, where: npt.NDArray[Any]) -> Floats:
         """Turn each pair `(x[2j], x[2j+1])` of position p by `p * base**(-2j / head_dim)`."""
         pairs = np.arange(self.head_dim // 2)
-        angle = np.arange(len(x))[:, None] * self.rotary_base ** (-2.0 * pairs / self.head_dim)
+        angle = where[:, None] * self.rotary_base ** (-2.0 * pairs / self.head_dim)
         turned = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angle)[:, None, :]
         result = np.empty_like(x)
         result[..., 0::2], result[..., 1::2] = turned.real, turned.imag
         return result
 
-    def _attention(self, x: Floats, prefix: str) -> Floats:
+    def _attention(self, x: Floats, prefix: str, where: npt.NDArray[Any]) -> Floats:
         length = len(x)
         query, key, value = (
             self._linear(x, f"{prefix}attn_{part}").reshape(length, -1, self.head_dim)
             for part in "qkv"
         )
-        query, key = self._rotate(query), self._rotate(key)
+        query, key = self._rotate(query, where), self._rotate(key, where)
         future = np.triu(np.full((length, length), -np.inf, np.float32), 1)
         heads = []
         for head in range(self.heads):

@@ -63,7 +63,7 @@ class VariedWeights:
         kind = self.choose(name)
         if kind is None:
             return self.dense(name)
-        return decode_blocks(kind, self._raw(name, kind), self._shape(name)[0])
+        return decode_blocks(kind, self.raw(name, kind), self._shape(name)[0])
 
     def dense(self, name: str) -> FloatArray:
         """As gguf dequantizes it."""
@@ -72,7 +72,7 @@ class VariedWeights:
         if kind is None:
             rng = np.random.default_rng(self._seed(name))
             return rng.normal(0, columns**-0.5, (rows, columns)).astype(np.float32)
-        raw = self._raw(name, kind)
+        raw = self.raw(name, kind)
         found: FloatArray = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind])
         return found
 
@@ -87,7 +87,8 @@ class VariedWeights:
             name: self.vector(name) if "norm" in name else self.dense(name) for name in self.names()
         }
 
-    def _raw(self, name: str, kind: str) -> npt.NDArray[np.uint8]:
+    def raw(self, name: str, kind: str) -> npt.NDArray[np.uint8]:
+        """The tensor's bytes in a file, `[rows, bytes]`."""
         return random_blocks(kind, *self._shape(name), seed=self._seed(name))
 
     def _seed(self, name: str) -> int:
