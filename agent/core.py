@@ -1,0 +1,289 @@
+"""The node's core: models and their workers, the sessions of the head, and what it is told.
+
+Sans-IO: events and `now` in, actions out; the adapter in agent/node.py carries them out. It starts
+no worker by itself: a pool keeps one per model running and says what happens to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from agent.actions import Action, Note, SendToWorker, WorkerIsReady
+from agent.served_model import ServedModel
+from bus.agent_records import SendToHead, SubmitToWorker, ToWorker
+from bus.agent_session import AgentSession
+from bus.ids import GenerationId, ModelName, NodeIdentity, WorkerIncarnation
+from bus.messages import link, worker
+from bus.version import __version__
+
+SOFTWARE = f"superfluid {__version__}"
+#: Codes of Declined that come from here.
+MODEL_NOT_SERVED = "not_found"
+MODEL_NOT_READY = "model_not_ready"
+WORKER_BEHIND = "worker_behind"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentPolicy:
+    """Times in seconds."""
+
+    #: How often the head hears the whole state; changes go at once.
+    status_interval_s: float = 2.0
+    #: How often a worker is asked for its counters.
+    ping_interval_s: float = 5.0
+
+
+class AgentCore:
+    """One node. Owns its sessions and its picture of the workers.
+
+    Args:
+        identity: unique in the fleet.
+        incarnation: this start's boot number.
+        models: what it serves; fixed for its life.
+    """
+
+    def __init__(
+        self,
+        identity: NodeIdentity,
+        incarnation: int,
+        models: Iterable[ModelName],
+        policy: AgentPolicy = AgentPolicy(),
+    ) -> None:
+        self._identity = identity
+        self._incarnation = incarnation
+        self._policy = policy
+        self._models = {name: ServedModel(name) for name in models}
+        self._session = AgentSession()
+        self._host = link.HostStatus()
+        self._actions: list[Action] = []
+        self._link_is_up = False
+        self._status_at: float | None = None
+        self._ping_at: float | None = None
+        self._nonce = 0
+        self._on_worker: dict[type, Callable[[ServedModel, Any, float], None]] = {
+            worker.Ready: self._worker_ready,
+            worker.Accepted: self._worker_accepted,
+            worker.Rejected: self._worker_rejected,
+            worker.Output: self._worker_output,
+            worker.Pong: self._worker_pong,
+            worker.Failed: self._worker_failed,
+        }
+
+    # --- what it shows ------------------------------------------------------------------------
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a generation is live."""
+        return self._session.is_generating
+
+    def actions(self) -> list[Action]:
+        """What to do since the last call, in order."""
+        self._take_session_actions()
+        taken, self._actions = self._actions, []
+        return taken
+
+    def confirm(self) -> link.NodeConfirm:
+        """The node's side of the last handshake step, as of now."""
+        return link.NodeConfirm(
+            identity=self._identity,
+            incarnation=self._incarnation,
+            software=SOFTWARE,
+            models=self._statuses(),
+            host=self._host,
+            highest_epoch=self._session.highest_epoch,
+            held=self._session.held(),
+        )
+
+    def heartbeat(self, loop_lag_ms: float = 0.0) -> link.Heartbeat:
+        """The content of a heartbeat, as of now."""
+        return link.Heartbeat(
+            loop_lag_ms=round(loop_lag_ms),
+            workers=tuple(model.beat() for model in self._models.values()),
+        )
+
+    def _statuses(self) -> tuple[link.ModelStatus, ...]:
+        return tuple(model.status() for model in self._models.values())
+
+    # --- the link -----------------------------------------------------------------------------
+
+    def link_up(self, now: float) -> None:
+        """A head confirmed the link; it knows what `confirm` said a moment ago."""
+        self._link_is_up = True
+        self._session.link_up(now)
+        self._send_status(now)
+
+    def link_down(self, now: float) -> None:
+        """The link is gone; every session of it ends."""
+        self._session.link_down(now)
+        self._take_session_actions()
+        self._link_is_up = False
+        self._status_at = None
+
+    def link_message(self, message: object, now: float) -> None:
+        """A message of the head. Heartbeats and such are the link's own and need nothing here."""
+        self._session.receive(message, now)
+
+    def host_sampled(self, host: link.HostStatus) -> None:
+        """The host's figures for the next status."""
+        self._host = host
+
+    # --- workers ------------------------------------------------------------------------------
+
+    def worker_started(self, model: ModelName, incarnation: WorkerIncarnation, now: float) -> None:
+        """The pool started a worker, which loads its model now."""
+        found = self._models[model]
+        found.started(incarnation)
+        self._note("worker_started", found)
+        self._send_status(now)
+
+    def worker_message(
+        self, model: ModelName, incarnation: WorkerIncarnation, message: object, now: float
+    ) -> None:
+        """A worker said something; of a former incarnation it is passed over."""
+        found = self._models[model]
+        handle = self._on_worker.get(type(message))
+        if handle is not None and incarnation == found.incarnation:
+            handle(found, message, now)
+
+    def worker_exited(
+        self,
+        model: ModelName,
+        incarnation: WorkerIncarnation,
+        returncode: int,
+        respawn_in_s: float | None,
+        now: float,
+    ) -> None:
+        """A worker is gone.
+
+        Args:
+            returncode: exit status, or -N for signal N.
+            respawn_in_s: when the next one starts; None when none does.
+        """
+        found = self._models[model]
+        if incarnation != found.incarnation:
+            return
+        reason = found.exited(returncode)
+        self._session.worker_lost(model, incarnation, reason)
+        pairs = {"worker": incarnation, "reason": reason, "again_in_s": respawn_in_s}
+        self._note("worker_exited", found, is_problem=respawn_in_s is not None, **pairs)
+        self._send_status(now)
+
+    def worker_behind(self, generation: GenerationId, model: ModelName) -> None:
+        """A submit could not be handed to the worker, which takes nothing at present."""
+        self._session.decline(
+            generation, WORKER_BEHIND, f"the worker of {model} takes no more work at present"
+        )
+
+    def _worker_ready(self, found: ServedModel, message: worker.Ready, now: float) -> None:
+        found.became_ready(message)
+        self._actions.append(WorkerIsReady(model=found.name))
+        self._note(
+            "worker_ready",
+            found,
+            worker=found.incarnation,
+            device=message.device,
+            lanes=message.lanes,
+            window_tokens=message.window_tokens,
+            load_s=message.load_s,
+        )
+        if self._ping_at is None:
+            self._ping_at = now + self._policy.ping_interval_s
+        self._send_status(now)
+
+    def _worker_accepted(self, found: ServedModel, message: worker.Accepted, now: float) -> None:
+        self._session.worker_accepted(message.generation)
+
+    def _worker_rejected(self, found: ServedModel, message: worker.Rejected, now: float) -> None:
+        self._session.decline(
+            message.generation, message.code, message.message, message.length, message.max
+        )
+
+    def _worker_output(self, found: ServedModel, message: worker.Output, now: float) -> None:
+        found.counted(message.stats)
+        self._session.worker_output(found.name, found.incarnation, message.runs)
+
+    def _worker_pong(self, found: ServedModel, message: worker.Pong, now: float) -> None:
+        found.counted(message.stats)
+
+    def _worker_failed(self, found: ServedModel, message: worker.Failed, now: float) -> None:
+        found.said(message)
+
+    # --- time ---------------------------------------------------------------------------------
+
+    def next_timeout(self) -> float | None:
+        """When `handle_timeout` is due (seconds), or None."""
+        times = (self._session.next_timeout(), self._status_at, self._ping_at)
+        return min((at for at in times if at is not None), default=None)
+
+    def handle_timeout(self, now: float) -> None:
+        """Renew and fence leases, send the status, ask the workers."""
+        self._session.handle_timeout(now)
+        if self._status_at is not None and self._status_at <= now:
+            self._send_status(now)
+        if self._ping_at is not None and self._ping_at <= now:
+            self._ping(now)
+
+    def _ping(self, now: float) -> None:
+        ready = [model.name for model in self._models.values() if model.phase == "ready"]
+        self._ping_at = now + self._policy.ping_interval_s if ready else None
+        self._nonce += 1
+        for name in ready:
+            self._actions.append(SendToWorker(model=name, message=worker.Ping(nonce=self._nonce)))
+
+    def _send_status(self, now: float) -> None:
+        if not self._link_is_up:
+            return
+        self._take_session_actions()
+        self._status_at = now + self._policy.status_interval_s
+        status = link.NodeStatus(models=self._statuses(), host=self._host)
+        self._actions.append(SendToHead(message=status))
+
+    # --- actions ------------------------------------------------------------------------------
+
+    def _take_session_actions(self) -> None:
+        """Move what the sessions want over, declining what no worker here can take."""
+        while wanted := self._session.actions():
+            for action in wanted:
+                match action:
+                    case SendToHead():
+                        if self._link_is_up:
+                            self._actions.append(action)
+                    case SubmitToWorker(model=model, submit=submit):
+                        self._submit(model, submit)
+                    case ToWorker(model=model, message=message):
+                        self._actions.append(SendToWorker(model=model, message=message))
+
+    def _submit(self, model: ModelName, submit: worker.Submit) -> None:
+        found = self._models.get(model)
+        if found is None:
+            why = f"this node does not serve {model}; add it to the node's models"
+            self._session.decline(submit.generation, MODEL_NOT_SERVED, why)
+        elif found.phase != "ready":
+            why = f"{model} is {found.phase} on this node" + (
+                f": {found.problem}" if found.problem else "; wait until it is ready"
+            )
+            self._session.decline(submit.generation, MODEL_NOT_READY, why)
+        else:
+            self._actions.append(SendToWorker(model=model, message=submit))
+
+    def _note(
+        self, event: str, model: ServedModel, *, is_problem: bool = False, **pairs: object
+    ) -> None:
+        self._actions.append(
+            Note(event=event, pairs={"model": model.name, **pairs}, is_problem=is_problem)
+        )
+
+    def validate_state(self) -> None:
+        """Check the invariants; for tests.
+
+        Raises:
+            ValueError: one does not hold.
+        """
+        self._session.validate_state()
+        for model in self._models.values():
+            if (model.ready is not None) != (model.phase == "ready"):
+                raise ValueError(f"{model.name} is {model.phase} and has a wrong Ready")
+        if not self._link_is_up and (self._session.held() or self._status_at is not None):
+            raise ValueError("sessions or a status wait without a link")

@@ -1,0 +1,126 @@
+"""One model that this node serves: the state of its worker and what the head is told of it.
+
+failed ──started──▶ loading ──ready──▶ ready
+  ▲                    │                 │
+  └──────exited────────┴─────exited──────┘      (the pool starts it again, later each time)
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from typing import Literal
+
+from agent.load import RateMeter
+from bus.ids import ModelName, WorkerIncarnation
+from bus.messages.link import ModelStatus, WorkerBeat
+from bus.messages.worker import Failed, Ready, WorkerStats
+
+Phase = Literal["loading", "ready", "failed"]
+NO_WORKER = WorkerIncarnation(0)
+_PROBLEM_BYTES = 1024
+
+
+@dataclass(slots=True)
+class ServedModel:
+    """A model and its worker. Owned by the core.
+
+    Invariant: `ready` is set exactly in phase ready; `incarnation` is set except in phase failed.
+    """
+
+    name: ModelName
+    phase: Phase = "loading"
+    incarnation: WorkerIncarnation = NO_WORKER
+    ready: Ready | None = None
+    stats: WorkerStats = WorkerStats()
+    meter: RateMeter = field(default_factory=RateMeter)
+    #: Why the last worker ended; kept until one is ready.
+    problem: str = ""
+    #: What the worker said before it ended.
+    last_words: str = ""
+
+    def started(self, incarnation: WorkerIncarnation) -> None:
+        """A new worker process loads the model."""
+        self.phase = "loading"
+        self.incarnation = incarnation
+        self.ready = None
+        self.stats = WorkerStats()
+        self.last_words = ""
+        self.meter.restart()
+
+    def became_ready(self, ready: Ready) -> None:
+        """The worker has loaded the model and tried it."""
+        self.phase = "ready"
+        self.ready = ready
+        self.problem = ""
+
+    def said(self, failed: Failed) -> None:
+        """The worker says why it is about to end."""
+        self.last_words = failed.message
+
+    def counted(self, stats: WorkerStats) -> None:
+        """The worker's counters of now."""
+        self.stats = stats
+        self.meter.add(stats)
+
+    def exited(self, returncode: int) -> str:
+        """The worker is gone; returns why."""
+        self.phase = "failed"
+        self.ready = None
+        self.incarnation = NO_WORKER
+        self.stats = WorkerStats()
+        self.problem = self.last_words or describe_exit(returncode)
+        return self.problem
+
+    def status(self) -> ModelStatus:
+        """What the head is told."""
+        common = ModelStatus(
+            name=self.name,
+            phase=self.phase,
+            problem=_cut(self.problem, _PROBLEM_BYTES),
+            decode_rate=self.meter.decode_rate,
+            prefill_rate=self.meter.prefill_rate,
+            worker=self.incarnation,
+        )
+        if self.ready is None:
+            return common
+        return ModelStatus(
+            name=self.name,
+            phase=self.phase,
+            window_tokens=self.ready.window_tokens,
+            lanes_total=self.ready.lanes,
+            lanes_used=self.stats.lanes_used,
+            queued=self.stats.queued,
+            kv_live_tokens=self.stats.kv_live_tokens,
+            kv_total_tokens=self.ready.kv_total_tokens,
+            decode_rate=common.decode_rate,
+            prefill_rate=common.prefill_rate,
+            tokenizer_digest=self.ready.tokenizer_digest,
+            numerics=self.ready.numerics,
+            worker=self.incarnation,
+            device=self.ready.device,
+        )
+
+    def beat(self) -> WorkerBeat:
+        """The worker's progress, for a heartbeat."""
+        return WorkerBeat(
+            model=self.name,
+            worker=self.incarnation,
+            phase=self.stats.phase if self.phase == "ready" else self.phase,
+            steps=self.stats.steps,
+        )
+
+
+def describe_exit(returncode: int) -> str:
+    """How a process ended, for a person. Negative is a signal's number, as Popen has it."""
+    if returncode >= 0:
+        return f"the worker ended with exit status {returncode}; its log says why"
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:
+        name = "unknown"
+    return f"the worker was ended by signal {-returncode} ({name})"
+
+
+def _cut(text: str, limit: int) -> str:
+    return text.encode()[:limit].decode(errors="ignore")
