@@ -1,0 +1,142 @@
+"""The node agent's configuration: sections and keys of agent.toml (conf/agent.toml)."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from agent.core import AgentPolicy
+from bus.codec import OneOf, Range
+from bus.errors import ConfigInvalid
+from bus.ids import NodeIdentity
+from bus.log import LogConfig
+
+Seconds = Annotated[float, Range(0.0, 1e9)]
+Interval = Annotated[float, Range(0.05, 3600.0)]
+#: Where a head listens when nothing says otherwise.
+DEFAULT_HEAD = "tcp://127.0.0.1:8454"
+MAX_IDENTITY_BYTES = 128
+_SUFFIX_DIGITS = 6
+_LOCAL_HOSTS = frozenset({"localhost"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSection:
+    """The node and its way to the head.
+
+    A node joins a head (`join`) or waits to be called by one (`listen`), not both. With neither it
+    joins the head of its own state folder.
+    """
+
+    identity: str = ""
+    join: tuple[str, ...] = ()
+    listen: str = ""
+    token_file: str = ""
+    insecure_no_auth: bool = False
+    silence_s: Seconds = 30.0
+    status_interval_s: Interval = 2.0
+    stop_grace_s: Annotated[float, Range(0.1, 600.0)] = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelsSection:
+    """What is served. No names means every model in the folder."""
+
+    folder: str = ""
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSection:
+    """Every worker process. 0 threads means the usable cores divided over this host's workers."""
+
+    device: Annotated[str, OneOf(frozenset({"auto", "cuda", "cpu"}))] = "auto"
+    lanes: Annotated[int, Range(1, 1024)] = 8
+    kv_bytes: Annotated[int, Range(1 << 20, 1 << 50)] = 1 << 30
+    threads: Annotated[int, Range(0, 1024)] = 0
+    ping_interval_s: Interval = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """All of agent.toml."""
+
+    node: NodeSection = NodeSection()
+    models: ModelsSection = ModelsSection()
+    worker: WorkerSection = WorkerSection()
+    log: LogConfig = LogConfig()
+
+    def policy(self) -> AgentPolicy:
+        """The core's times."""
+        return AgentPolicy(
+            status_interval_s=self.node.status_interval_s,
+            ping_interval_s=self.worker.ping_interval_s,
+        )
+
+    def check(self) -> None:
+        """What no single key shows.
+
+        Raises:
+            ConfigInvalid: join and listen exclude each other, or a name does not fit.
+        """
+        if self.node.join and self.node.listen:
+            raise ConfigInvalid(
+                "node.join and node.listen are both set; a node joins a head or waits for one, "
+                "so remove one of them",
+                param="node.listen",
+            )
+        if len(self.node.identity.encode()) > MAX_IDENTITY_BYTES:
+            raise ConfigInvalid(
+                f"node.identity is longer than {MAX_IDENTITY_BYTES} bytes; choose a shorter one",
+                param="node.identity",
+            )
+        for address in (*self.node.join, *filter(None, (self.node.listen,))):
+            host_of(address)
+
+    @property
+    def off_loopback(self) -> bool:
+        """Whether its traffic leaves this machine."""
+        addresses = (self.node.listen,) if self.node.listen else self.node.join
+        return not all(is_local(address) for address in addresses)
+
+
+def default_identity(node_folder: Path, host: str | None = None) -> NodeIdentity:
+    """Host name and six hex digits of the state folder's path: two agents on a host differ."""
+    digest = hashlib.blake2b(str(node_folder.resolve()).encode()).hexdigest()[:_SUFFIX_DIGITS]
+    name = (socket.gethostname() if host is None else host).split(".")[0]
+    return NodeIdentity(f"{name}-{digest}")
+
+
+def host_of(address: str) -> str:
+    """The host of tcp://HOST:PORT; empty for ipc://PATH.
+
+    Raises:
+        ConfigInvalid: it is neither.
+    """
+    if address.startswith("ipc://") and len(address) > len("ipc://"):
+        return ""
+    found = re.fullmatch(r"tcp://(\[[^\]]+\]|[^:/\s]+):([0-9]+|\*)", address)
+    if found is None or (found[2] != "*" and int(found[2]) > 65535):
+        raise ConfigInvalid(f"{address!r} is no address; write it as tcp://HOST:PORT")
+    return found[1].strip("[]")
+
+
+def is_local(address: str) -> bool:
+    """Whether an address stays on this machine."""
+    host = host_of(address)
+    if host in _LOCAL_HOSTS or not host:
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def share_threads(configured: int, cores: int, workers: int) -> int:
+    """Threads of each worker: what is configured, else its share of the cores, at least 1."""
+    return configured or max(1, cores // max(1, workers))
