@@ -19,8 +19,6 @@ import onnxruntime
 from agent.models.folder import ModelFolder
 from bus.errors import StartError
 
-DEVICES = ("auto", "cuda", "cpu")
-
 CPU_PROVIDER = "CPUExecutionProvider"
 CUDA_PROVIDER = "CUDAExecutionProvider"
 
@@ -52,6 +50,11 @@ class Target:
     def device(self) -> str:
         """ONNX Runtime's name of the device."""
         return "cuda" if self.gpu else "cpu"
+
+    @property
+    def description(self) -> str:
+        """The device for people: `cpu`, or `cuda` with the GPU's name."""
+        return f"cuda ({self.gpu.name})" if self.gpu else "cpu"
 
 
 class NoGpuError(Exception):

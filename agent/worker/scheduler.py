@@ -378,6 +378,7 @@ def _check(submit: Submit, *, window: int, vocab: int) -> None:
             param="prompt",
             details={"length": length, "max": window},
         )
+    # The graph's gather does not check ids: it would read what lies behind the table.
     largest = max(unpack_ids(submit.context))
     if largest >= vocab:
         raise Invalid(

@@ -1,0 +1,112 @@
+"""`python -P -m agent.worker`: one worker process. Started by an agent, never by hand."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from agent.worker.kv_cache import DEFAULT_KV_BYTES, DEFAULT_LANES
+from bus.errors import Internal, SuperfluidError
+from bus.ids import WorkerIncarnation
+from bus.log import EventLog, LogConfig, setup_logging
+from bus.messages.worker import WORKER, Failed, Ready
+from bus.transport.clock import now
+from bus.transport.orphan import die_with_parent
+from bus.transport.pipes import WorkerPipe
+
+log = EventLog(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Load the model, say so, and work until told to stop; 1 when it can not be loaded."""
+    options = _parser().parse_args(arguments)
+    die_with_parent(options.parent_pid, options.death_fd)
+    # Ctrl-C reaches the whole foreground group, and the agent ends its workers in its own order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Nothing here needs tidying, so the system's own way of ending is the quickest.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    setup_logging(LogConfig(level=options.log_level))
+    with WorkerPipe(options.pipe) as pipe:
+        try:
+            _serve(options, pipe)
+        except SuperfluidError as error:
+            return _failed(pipe, error)
+        except Exception as error:
+            log.error("worker_crashed", error=repr(error))
+            _failed(pipe, Internal(f"the worker crashed: {error!r}; its log has more"))
+            raise
+    return 0
+
+
+def _serve(options: argparse.Namespace, pipe: WorkerPipe) -> None:
+    # Imported here: whatever is wrong with ONNX Runtime is then told to the agent.
+    from agent.models.folder import ModelFolder
+    from agent.worker.engine import Engine
+    from agent.worker.model_runner import ModelRunner
+    from agent.worker.runner import Worker
+    from agent.worker.vocabulary import tokenizer_digest
+
+    start = time.perf_counter()
+    folder = ModelFolder.open(options.model_folder)
+    runner = ModelRunner(
+        folder,
+        device=options.device,
+        lanes=options.lanes,
+        kv_bytes=options.kv_bytes,
+        threads=options.threads,
+    )
+    runner.self_test()
+    load_s = time.perf_counter() - start
+    worker = Worker(pipe, Engine(runner), now)
+    worker.post(
+        Ready(
+            worker=WorkerIncarnation(options.incarnation),
+            window_tokens=runner.window,
+            lanes=options.lanes,
+            kv_total_tokens=options.lanes * runner.window,
+            numerics=runner.numerics,
+            tokenizer_digest=tokenizer_digest(folder.tokenizer),
+            device=runner.target.description[:64],
+            load_s=load_s,
+        )
+    )
+    log.info(
+        "worker_ready", model=folder.name, device=runner.target.description, load_s=round(load_s, 3)
+    )
+    worker.run()
+
+
+def _failed(pipe: WorkerPipe, error: SuperfluidError) -> int:
+    log.error("worker_failed", code=error.code, error=error.message)
+    pipe.send(WORKER.encode(Failed(code=error.code, message=error.message[:500])))
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="agent.worker", description=__doc__)
+    parser.add_argument("--model-folder", type=Path, required=True)
+    parser.add_argument("--pipe", required=True, help="path prefix of the pipes to the agent")
+    parser.add_argument("--incarnation", type=int, required=True)
+    parser.add_argument("--parent-pid", type=int, required=True)
+    parser.add_argument("--death-fd", type=int, help="ends when the agent does")
+    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
+    parser.add_argument("--lanes", type=_at_least_one, default=DEFAULT_LANES)
+    parser.add_argument("--kv-bytes", type=_at_least_one, default=DEFAULT_KV_BYTES)
+    parser.add_argument("--threads", type=int, default=0, help="0: all that it may use")
+    parser.add_argument("--log-level", default="info")
+    return parser
+
+
+def _at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is below 1")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""The worker process's loop: messages in, turns of the engine, tokens out.
+
+Between any two turns the pipe is emptied, so a cancel waits for no more than a chunk or a step.
+With nothing to run it blocks on the pipe. Messages leave in the order they were made; when the
+agent does not take them, the loop waits with its turns too, so nothing grows without a bound and
+nothing is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from agent.worker.engine import Engine
+from agent.worker.output_buffer import OutputBuffer
+from bus.errors import DecodeError, SuperfluidError
+from bus.log import EventLog
+from bus.messages.worker import (
+    WORKER,
+    Accepted,
+    Cancel,
+    Output,
+    Pause,
+    Ping,
+    Pong,
+    Rejected,
+    Resume,
+    Stop,
+    Submit,
+)
+
+log = EventLog(__name__)
+
+#: How long to wait for a message before sending to a full pipe is tried again.
+SEND_RETRY_S = 0.005
+
+
+class Pipe(Protocol):
+    """What the loop needs of `bus.transport.pipes.WorkerPipe`."""
+
+    def recv(self, timeout_s: float | None) -> bytes | None: ...
+
+    def send(self, data: bytes) -> bool: ...
+
+
+class Worker:
+    """Drives an engine for an agent. Owns what has not left yet.
+
+    Args:
+        pipe: to the agent.
+        engine: with its model loaded.
+        clock: gives `now`.
+    """
+
+    def __init__(self, pipe: Pipe, engine: Engine, clock: Callable[[], float]) -> None:
+        self._pipe = pipe
+        self._engine = engine
+        self._clock = clock
+        self._buffer = OutputBuffer()
+        self._outbox: deque[bytes] = deque()
+        self._stopped = False
+
+    def run(self) -> None:
+        """Work until the agent says stop."""
+        while not self._stopped:
+            self._receive(self._wait_s())
+            self._send()
+            if not self._outbox:
+                self._turn()
+                self._flush()
+
+    def post(self, message: object) -> None:
+        """Send a message, or keep it until the pipe takes it."""
+        self._outbox.append(WORKER.encode(message))
+        self._send()
+
+    def _turn(self) -> None:
+        emissions = self._engine.turn(self._clock())
+        now = self._clock()
+        for emission in emissions:
+            self._buffer.add(emission, now)
+
+    def _flush(self) -> None:
+        due = self._buffer.due_at(self._engine.step_s)
+        if due is not None and self._clock() >= due:
+            self.post(Output(runs=self._buffer.take(), stats=self._engine.stats()))
+
+    def _wait_s(self) -> float | None:
+        """How long the pipe may be waited on; None is for ever."""
+        if self._outbox:
+            return SEND_RETRY_S
+        if not self._engine.idle:
+            return 0.0
+        due = self._buffer.due_at(self._engine.step_s)
+        times = [at for at in (due, self._engine.next_deadline()) if at is not None]
+        return max(0.0, min(times) - self._clock()) if times else None
+
+    def _receive(self, wait_s: float | None) -> None:
+        data = self._pipe.recv(wait_s)
+        while data is not None and not self._stopped:
+            self._handle(data)
+            data = self._pipe.recv(0.0)
+
+    def _send(self) -> None:
+        while self._outbox and self._pipe.send(self._outbox[0]):
+            self._outbox.popleft()
+
+    def _handle(self, data: bytes) -> None:
+        try:
+            message = WORKER.decode(data)
+        except DecodeError as error:
+            log.error("message_unreadable", error=error)
+            return
+        match message:
+            case Submit():
+                self._submit(message)
+            case Cancel():
+                self._engine.cancel(message.generation)
+            case Pause():
+                self._engine.pause(message.generation)
+            case Resume():
+                self._engine.resume(message.generation)
+            case Ping():
+                self.post(Pong(nonce=message.nonce, stats=self._engine.stats()))
+            case Stop():
+                self._stopped = True
+            case _:
+                log.error("message_unexpected", kind=type(message).__name__)
+
+    def _submit(self, submit: Submit) -> None:
+        try:
+            self._engine.submit(submit, self._clock())
+        except SuperfluidError as error:
+            self.post(
+                Rejected(
+                    generation=submit.generation,
+                    code=error.code,
+                    message=error.message,
+                    param=error.param or "",
+                    length=error.details.get("length", 0),
+                    max=error.details.get("max", 0),
+                )
+            )
+        else:
+            self.post(Accepted(generation=submit.generation))
