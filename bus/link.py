@@ -1,0 +1,187 @@
+"""What a link is made of, seen from outside: who we are, who the peer is, limits, and events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Literal
+
+from bus.crypto import KeyPair
+from bus.errors import WireError
+from bus.keys import FleetToken, fingerprint
+from bus.messages.link import HeadConfirm, NodeConfirm
+
+Role = Literal["head", "node"]
+#: Every version of the messages that this code speaks, lowest and highest.
+WIRE_VERSIONS = (1, 1)
+
+
+def opposite(role: Role) -> Role:
+    return "node" if role == "head" else "head"
+
+
+class HelloCounter:
+    """Rises with every Hello that one process sends under one key, over all its links."""
+
+    def __init__(self) -> None:
+        self._value = 0
+
+    def next(self) -> int:
+        self._value += 1
+        return self._value
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkIdentity:
+    """One process's side of all its links.
+
+    Attributes:
+        role: what this process is; its peer is the other.
+        name: identity in the fleet (a node's identity, a head's name).
+        static: its X25519 key.
+        tokens: the fleet tokens that are valid, the one to connect with first.
+        incarnation: its boot number, which rises at each start.
+        confirm: makes the last handshake message of this moment.
+        capabilities: names of what it can do beyond the wire version.
+        peer_fingerprint: the only key that the peer may have, beside what the token says.
+        peer_label: names the peer in sentences ("node gpu-2").
+        versions: lowest and highest wire version.
+        hello_counter: shared by all links of the process.
+    """
+
+    role: Role
+    name: str
+    static: KeyPair
+    tokens: tuple[FleetToken, ...]
+    incarnation: int
+    confirm: Callable[[], NodeConfirm | HeadConfirm]
+    capabilities: tuple[str, ...] = ()
+    peer_fingerprint: str = ""
+    peer_label: str = ""
+    versions: tuple[int, int] = WIRE_VERSIONS
+    hello_counter: HelloCounter = field(default_factory=HelloCounter)
+
+    @property
+    def peer_role(self) -> Role:
+        return opposite(self.role)
+
+    @property
+    def peer_name(self) -> str:
+        return self.peer_label or f"the {self.peer_role}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkLimits:
+    """Times in seconds, sizes in bytes."""
+
+    #: From HelloAck to the peer's Confirm.
+    confirm_s: float = 5.0
+    #: From the first Hello to the link; then an operator is told, and Hello goes on.
+    handshake_s: float = 10.0
+    #: Hello is sent again after a random time that doubles from 0.5 s to this.
+    hello_retry_s: float = 5.0
+    #: The same after a Reject, from 1 to 2 s on.
+    reject_retry_s: float = 60.0
+    #: Without another frame for so long, a heartbeat goes out; `busy` while a generation is live.
+    heartbeat_s: float = 5.0
+    busy_heartbeat_s: float = 1.0
+    #: A link silent for so long is lost; 0 keeps it.
+    silence_s: float = 30.0
+    #: Two messages of the greatest length: a peer that takes none of that is no peer.
+    max_queued_bytes: int = 128 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerInfo:
+    """The peer as the handshake proved it (its name is a claim that its key vouches for)."""
+
+    name: str
+    role: Role
+    public: bytes
+    incarnation: int
+    hello_counter: int = 0
+    version: int = 1
+    capabilities: tuple[str, ...] = ()
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.public)
+
+
+class Refusal(IntEnum):
+    """Why a handshake was refused; the number travels in a Reject, which proves nothing."""
+
+    TOKEN_REFUSED = 1
+    NO_COMMON_VERSION = 2
+    WRONG_ROLE = 3
+    OWN_KEY = 4
+    IDENTITY_IN_USE = 5
+    HELLO_NOT_NEWER = 6
+    TOO_MANY_HANDSHAKES = 7
+    PEER_KEY_DIFFERS = 8
+    NODE_TAKEN = 9
+    NOT_ENROLLED = 10
+    HANDSHAKE_FAILED = 11
+
+    @property
+    def text(self) -> str:
+        return self.name.lower()
+
+
+class HandshakeRefused(WireError):
+    """This side refuses the peer; inside bus only, it becomes a `PeerRefused` event."""
+
+    def __init__(self, refusal: Refusal, message: str) -> None:
+        super().__init__(message)
+        self.refusal = refusal
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    """Both sides have confirmed; everything sent on this link follows this event."""
+
+    peer: PeerInfo
+    confirm: NodeConfirm | HeadConfirm
+
+
+@dataclass(frozen=True, slots=True)
+class MessageReceived:
+    message: Any
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDown:
+    """The end of a link that was up. What was queued on it is gone; sessions reconcile.
+
+    Attributes:
+        code: goodbye, replaced, silent, disconnected, stale, gap, auth, decode, protocol,
+            queue_full, counter, closed (this side's owner).
+        reason: a sentence for a person.
+        by_peer: the peer said so.
+    """
+
+    code: str
+    reason: str
+    by_peer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRefused:
+    """A handshake that led to no link.
+
+    Attributes:
+        code: a `Refusal` in lower case, or handshake_timeout, connection_closed, stale,
+            gap, auth, decode, protocol.
+        reason: a sentence for a person, with the remedy.
+        by_peer: the peer refused us; its Reject is a hint that proves nothing.
+        peer: who it claims to be, where that was read.
+    """
+
+    code: str
+    reason: str
+    by_peer: bool = False
+    peer: PeerInfo | None = None
+
+
+LinkEvent = LinkUp | MessageReceived | LinkDown | PeerRefused
