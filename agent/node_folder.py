@@ -1,0 +1,111 @@
+"""The folder of one agent, `<state>/nodes/<name>`: its lock, key and boot counter."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from bus.crypto import KeyPair
+from bus.errors import ConfigInvalid, StartError
+from bus.ids import BootCounter, NodeIdentity
+from bus.keys import load_or_create_static_key, next_boot
+from bus.transport.pipes import private_folder
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
+_PID_DIGITS = 20
+
+
+class NodeFolder:
+    """Held by one process until `close` or its end.
+
+    Args:
+        path: made 0700 when missing.
+
+    Raises:
+        StartError: another agent holds it, or others can enter it.
+        TokenRefused: its key is damaged or open to others.
+        StoreCorrupt: its boot counter is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = private_folder(path)
+        self._locks = [hold_lock(path / "agent.lock", f"the node folder {path}")]
+        try:
+            self.key: KeyPair = load_or_create_static_key(path / "node.key")
+            #: Worker incarnations of this start.
+            self.incarnations = BootCounter(next_boot(path / "boot"))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def boot(self) -> int:
+        """This start's number."""
+        return self.incarnations.boot
+
+    def hold_identity(self, identity: NodeIdentity, run_dir: Path) -> None:
+        """See that no other agent of this state folder goes by the same identity.
+
+        Raises:
+            StartError: one does.
+        """
+        digest = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
+        lock = private_folder(run_dir) / f"identity-{digest}.lock"
+        self._locks.append(hold_lock(lock, f"the identity {identity}"))
+
+    def close(self) -> None:
+        """Let go. May be called again."""
+        while self._locks:
+            os.close(self._locks.pop())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def check_name(name: str) -> str:
+    """A name that can be a folder and part of a socket's path.
+
+    Raises:
+        ConfigInvalid: it can not.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigInvalid(
+            f"{name!r} can not name an agent; use 1 to 32 letters, digits, dots, dashes and "
+            "underscores, such as node-1",
+            param="name",
+        )
+    return name
+
+
+def hold_lock(path: Path, what: str) -> int:
+    """Lock a file for the life of this process, or of the descriptor that is returned.
+
+    Raises:
+        StartError: another process holds it; names its process id.
+    """
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(descriptor, _PID_DIGITS).decode("ascii", "replace").strip() or "unknown"
+        os.close(descriptor)
+        raise StartError(
+            f"the agent with process id {holder} has {what}; end it, or start this one with "
+            "another --name and identity"
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+    return descriptor
