@@ -43,7 +43,8 @@ def pack_ids(ids: Iterable[int]) -> PackedIds:
     Raises:
         OverflowError: an id is negative or above u32.
     """
-    packed = array("I", ids)
+    # `array` would take bytes for items that are packed already.
+    packed = array("I", list(ids) if isinstance(ids, bytes | bytearray) else ids)
     if sys.byteorder == "big":
         packed.byteswap()
     return PackedIds(packed.tobytes())

@@ -129,11 +129,11 @@ class Api:
         have = len(answer.tokens)
         if request.offset > have:
             raise CursorAhead(
-                f"offset {request.offset} is above the {have} tokens of the answer; attach at {have}",
+                f"offset {request.offset} is above the answer's {have} tokens; attach at {have}",
                 param="offset",
                 details={"offset": request.offset, "have": have},
             )
-        self._subscribe(client, envelope, answer, request.offset)
+        self._subscribe_when_described(client, envelope, answer, request.offset, now)
 
     def cancel(
         self, client: ClientKey, envelope: Envelope, body: dict[str, Any], now: float
@@ -233,7 +233,7 @@ class Api:
         if request.key is not None:
             known = self._core.book.by_key(LOCAL_OWNER, request.key)
             if known is not None:
-                self._subscribe(client, envelope, known, 0)
+                self._subscribe_when_described(client, envelope, known, 0, now)
                 return known, False
         self._core.texts.folder(request.model)
         answer = self._core.new_answer(LOCAL_OWNER, request, sampling_of(request), now)
@@ -300,6 +300,19 @@ class Api:
                 param="key" if request.key is not None else "session",
             )
         return found
+
+    def _subscribe_when_described(
+        self, client: ClientKey, envelope: Envelope, answer: Answer, offset: int, now: float
+    ) -> None:
+        """Read an answer that may be older than this head's knowledge of its tokenizer."""
+
+        def then(known: object, at: float) -> None:
+            if isinstance(known, SuperfluidError):
+                self._core.fail_request(client, envelope.id, known)
+            else:
+                self._subscribe(client, envelope, answer, offset)
+
+        self._core.texts.when_described(answer.model, then, now)
 
     def _subscribe(
         self, client: ClientKey, envelope: Envelope, answer: Answer, offset: int

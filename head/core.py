@@ -28,6 +28,7 @@ from bus.ids import (
 from bus.messages.api import QOS_CLASSES, GenerationOptions, decode_body, error_body, read_envelope
 from bus.messages.link import (
     Declined,
+    Heartbeat,
     LeaseRenew,
     Lost,
     NeedFull,
@@ -98,6 +99,7 @@ class HeadCore:
         self.runs = Runs(
             policy=policy.runs,
             boot=stored.boot,
+            now=now,
             outbox=self.outbox,
             book=self.book,
             fleet=self.fleet,
@@ -152,8 +154,10 @@ class HeadCore:
                 self.runs.refused(link, message, now)
             case NeedFull():
                 self.runs.need_full(link, message)
+            case Heartbeat():
+                pass
             case _:
-                raise DecodeError(f"a node sent a {type(message).__name__}, which nodes do not")
+                self.outbox.close_link(link, f"a node sent a {type(message).__name__}")
 
     def link_down(self, link: LinkKey, reason: str, now: float) -> None:
         node = self.fleet.link_down(link, reason, now)

@@ -48,7 +48,15 @@ class TextJob:
     message: object
 
 
-Output = SendLink | Reply | TextJob
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseLink:
+    """End a link whose peer broke the protocol; it may join again."""
+
+    link: LinkKey
+    reason: str
+
+
+Output = SendLink | Reply | TextJob | CloseLink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

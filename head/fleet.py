@@ -116,10 +116,10 @@ class Fleet:
         if node is not None:
             node.claims.pop(generation, None)
 
-    def serving(self, model: ModelName) -> bool:
-        """Whether any node that is up has the model ready."""
+    def loading(self, model: ModelName) -> bool:
+        """Whether any node that is up is loading the model."""
         return any(
-            node.up and (status := node.models.get(model)) and status.phase == "ready"
+            node.up and (status := node.models.get(model)) and status.phase == "loading"
             for node in self.nodes
         )
 

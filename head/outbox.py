@@ -5,7 +5,17 @@ Every output of a round waits for the rows of that round: simple, and never too 
 
 from __future__ import annotations
 
-from head.effects import Effects, LinkKey, Output, Persist, Reply, SendLink, Tagged, TextJob
+from head.effects import (
+    CloseLink,
+    Effects,
+    LinkKey,
+    Output,
+    Persist,
+    Reply,
+    SendLink,
+    Tagged,
+    TextJob,
+)
 from head.rows import Row
 
 
@@ -22,6 +32,9 @@ class Outbox:
 
     def send(self, link: LinkKey, *messages: object) -> None:
         self._outputs.extend(SendLink(link=link, message=message) for message in messages)
+
+    def close_link(self, link: LinkKey, reason: str) -> None:
+        self._outputs.append(CloseLink(link=link, reason=reason))
 
     def reply(self, *replies: Reply | None) -> None:
         self._outputs.extend(reply for reply in replies if reply is not None)

@@ -56,6 +56,8 @@ class RunPolicy:
     placement: str = "load-aware"
     queue_limit: int = 1024
     lease_s: float = 20.0
+    #: Without a node, a request waits so long when one may be about to come (back).
+    node_wait_s: float = 10.0
     #: Past a request's wall budget the head waits this long for the node's own `expired`.
     grace_s: float = 30.0
 
@@ -68,6 +70,7 @@ class Runs:
         *,
         policy: RunPolicy,
         boot: int,
+        now: float,
         outbox: Outbox,
         book: AnswerBook,
         fleet: Fleet,
@@ -86,6 +89,8 @@ class Runs:
         self._queues: dict[ModelName, RequestQueue] = {}
         self._running: dict[GenerationId, Answer] = {}
         self.acks = AckDesk(outbox, timers)
+        #: Until then nodes may be on their way: the head or a link to a node is new.
+        self._settled_s = now + policy.node_wait_s
 
     # --- the queue ----------------------------------------------------------------------------
 
@@ -141,11 +146,20 @@ class Runs:
             if placement.node is not None:
                 queue.take(entry.answer, now)
                 self._start(answer, placement.node, now)
-            elif placement.error is not None:
+            elif placement.error is not None and not self._may_wait(answer, placement.error, now):
                 queue.remove(entry.answer)
                 self._book.end(answer, "error", now, self._no_place(answer, placement))
             elif not self._fleet.has_room(model):
                 return
+
+    def _may_wait(self, answer: Answer, error: SuperfluidError, now: float) -> bool:
+        """Whether a node may come in time for an answer that no node can take now."""
+        until = answer.accepted_s + self._policy.node_wait_s
+        coming = now < self._settled_s or self._fleet.loading(answer.model)
+        if not isinstance(error, NoNode) or answer.declined or not coming or now >= until:
+            return False
+        self._timers.at(min(until, max(self._settled_s, now + 1.0)), self.schedule_all)
+        return True
 
     def _expire(self, queue: RequestQueue, now: float) -> None:
         for entry in queue.expired(now):
@@ -358,6 +372,7 @@ class Runs:
 
     def link_down(self, link: LinkKey, node: NodeIdentity, reason: str, now: float) -> None:
         self.acks.drop(link)
+        self._settled_s = max(self._settled_s, now + self._policy.node_wait_s)
         for answer in list(self._running.values()):
             if answer.session_link is not None and answer.session_link[0] == link:
                 self._lose(answer, f"the link to node {node} ended ({reason})", now)
