@@ -20,7 +20,7 @@ def test_every_folder_is_served_also_one_that_is_broken_for_now(tmp_path: Path) 
 
 def test_a_named_model_must_be_there_and_whole(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    with pytest.raises(NotFound, match="there is no model 'x' in .* \\(there: a\\)"):
+    with pytest.raises(NotFound, match=r"there is no model 'x' in .* \(there: a\)"):
         served_folders(tmp_path, ("x",))
     with pytest.raises(ModelIncomplete, match=r"superfluid\.json is missing"):
         served_folders(tmp_path, ("a",))
