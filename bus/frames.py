@@ -124,6 +124,11 @@ def derive_frame_keys(
     )
 
 
+def kind_of(frame: bytes) -> int:
+    """The kind of a frame that this side made."""
+    return frame[5]
+
+
 class FrameSealer:
     """Our direction of a link: seals parts, each under the next counter of its channel."""
 

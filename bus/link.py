@@ -15,10 +15,27 @@ from bus.messages.link import HeadConfirm, NodeConfirm
 Role = Literal["head", "node"]
 #: Every version of the messages that this code speaks, lowest and highest.
 WIRE_VERSIONS = (1, 1)
+#: Why a side ended a link; a Goodbye carries it in front of its sentence.
+END_CODES = frozenset(
+    {"replaced", "silent", "gap", "auth", "decode", "protocol", "queue_full", "goodbye"}
+)
+#: A Goodbye's text is cut to this; the message takes 512.
+GOODBYE_BYTES = 500
 
 
 def opposite(role: Role) -> Role:
     return "node" if role == "head" else "head"
+
+
+def goodbye_text(code: str, reason: str) -> str:
+    """The reason in a Goodbye: why this side ended the link, as code and sentence."""
+    return f"{code}: {reason}".encode()[:GOODBYE_BYTES].decode(errors="ignore")
+
+
+def read_goodbye(text: str) -> tuple[str, str]:
+    """Code and sentence of a Goodbye; one without a code of ours is a plain `goodbye`."""
+    code, _, reason = text.partition(": ")
+    return (code, reason) if code in END_CODES else ("goodbye", text)
 
 
 class HelloCounter:

@@ -1,0 +1,59 @@
+"""When to speak so that the peer knows we live, and when to take its silence for its end."""
+
+from __future__ import annotations
+
+
+class Liveness:
+    """The two timers of a link that is up; times are `now` seconds of one clock.
+
+    Args:
+        now: when the link came up.
+        heartbeat_s: the longest silence of ours.
+        busy_heartbeat_s: the same while a generation is live.
+        silence_s: the longest silence of the peer; 0 is no limit.
+    """
+
+    def __init__(
+        self, now: float, *, heartbeat_s: float, busy_heartbeat_s: float, silence_s: float
+    ) -> None:
+        self._idle_s = heartbeat_s
+        self._busy_s = busy_heartbeat_s
+        self._silence_s = silence_s
+        self._busy = False
+        self._sent_at = now
+        self._heard_at = now
+
+    def set_busy(self, busy: bool) -> None:
+        self._busy = busy
+
+    def sent(self, now: float) -> None:
+        self._sent_at = max(self._sent_at, now)
+
+    def heard(self, now: float) -> None:
+        """A frame of the peer verified."""
+        self._heard_at = max(self._heard_at, now)
+
+    @property
+    def interval_s(self) -> float:
+        """How long we may be silent: three chances to be heard before the peer's limit."""
+        interval = self._busy_s if self._busy else self._idle_s
+        return min(interval, self._silence_s / 3) if self._silence_s else interval
+
+    @property
+    def heartbeat_at(self) -> float:
+        return self._sent_at + self.interval_s
+
+    @property
+    def lost_at(self) -> float | None:
+        return self._heard_at + self._silence_s if self._silence_s else None
+
+    def heartbeat_due(self, now: float) -> bool:
+        return now >= self.heartbeat_at
+
+    def lost(self, now: float) -> bool:
+        return self.lost_at is not None and now >= self.lost_at
+
+    def next_timeout(self) -> float:
+        """When to look again."""
+        lost_at = self.lost_at
+        return self.heartbeat_at if lost_at is None else min(self.heartbeat_at, lost_at)

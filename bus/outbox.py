@@ -1,0 +1,114 @@
+"""What a link has yet to send: whole frames first, then one queue per channel, strict priority.
+
+Messages are cut into parts and get counter and seal only when they are the next to go, so a
+heartbeat overtakes megabytes that were queued before it. A frame that the socket refused already
+has its counter: it comes again, unchanged, before anything else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from bus.frames import CHANNELS, PART_BYTES, FrameKind, FrameSealer, kind_of
+
+
+@dataclass(slots=True)
+class _Queued:
+    kind: FrameKind
+    data: bytes
+    offset: int = 0
+
+
+class Outbox:
+    """First in, first out on each channel; the lowest channel that has something goes first."""
+
+    def __init__(self) -> None:
+        self._whole: deque[bytes] = deque()
+        self._channels: list[deque[_Queued]] = [deque() for _ in range(CHANNELS)]
+        self._message_bytes = 0
+        self._sealer: FrameSealer | None = None
+        self._last: bytes | None = None
+        self._refused: bytes | None = None
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of messages that are not sealed yet."""
+        return self._message_bytes
+
+    @property
+    def queued_bytes(self) -> int:
+        """All bytes that wait for the socket."""
+        return self._message_bytes + sum(map(len, self._whole)) + len(self._refused or b"")
+
+    def holds_back(self, channel: int) -> bool:
+        """Whether something waits that would go before a new message of this channel."""
+        return self._refused is not None or any(self._channels[: channel + 1])
+
+    def open(self, sealer: FrameSealer) -> None:
+        """Begin a link: messages put from now on are sealed with it."""
+        self.drop_messages()
+        self._sealer = sealer
+
+    def put_frame(self, frame: bytes) -> None:
+        """Queue a frame that is whole already (handshake messages)."""
+        self._whole.append(frame)
+
+    def put(self, kind: FrameKind, channel: int, data: bytes) -> None:
+        self._channels[channel].append(_Queued(kind, data))
+        self._message_bytes += len(data)
+
+    def next_frame(self) -> bytes | None:
+        """The frame to hand to the socket now, or None.
+
+        Raises:
+            WireError: a channel's counter is used up.
+        """
+        if self._refused is not None:
+            self._last, self._refused = self._refused, None
+        else:
+            self._last = self._whole.popleft() if self._whole else self._seal_next()
+        return self._last
+
+    def frame_refused(self) -> None:
+        """The socket did not take the last frame."""
+        self._refused, self._last = self._last, None
+
+    def _seal_next(self) -> bytes | None:
+        if self._sealer is None:
+            return None
+        for channel, queue in enumerate(self._channels):
+            if queue:
+                first = queue[0]
+                part = first.data[first.offset : first.offset + PART_BYTES]
+                first.offset += len(part)
+                self._message_bytes -= len(part)
+                more = first.offset < len(first.data)
+                if not more:
+                    queue.popleft()
+                return self._sealer.seal(first.kind, channel, part, more=more)
+        return None
+
+    def close(self, last_words: bytes | None) -> None:
+        """End the link: drop its messages; `last_words`, a message, still goes out sealed."""
+        self.drop_messages()
+        if last_words is not None and self._sealer is not None:
+            self._whole.append(self._sealer.seal(FrameKind.DATA, 0, last_words))
+        self._sealer = None
+
+    def drop_messages(self) -> None:
+        for queue in self._channels:
+            queue.clear()
+        self._message_bytes = 0
+
+    def drop_hello(self) -> None:
+        """Forget Hello frames that still wait; a newer one follows."""
+        self._whole = deque(f for f in self._whole if kind_of(f) != FrameKind.HELLO)
+        if self._refused is not None and kind_of(self._refused) == FrameKind.HELLO:
+            self._refused = None
+
+    def drop_all(self) -> None:
+        """The connection is gone, and with it everything that was meant for it."""
+        self.close(None)
+        self._whole.clear()
+        self._refused = None
