@@ -1,0 +1,40 @@
+"""Token ids to text as they come, without ever splitting a character."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+
+
+class Detokenizer:
+    """Text of one answer, from its start. One per reader; used by one thread.
+
+    What `push` gave, joined, depends on the ids alone and not on how they were cut. Bytes that
+    may still become a character are held back; bytes that can not are one U+FFFD for each run
+    that Unicode counts as one (Unicode 15.0, section 3.9, "maximal subparts").
+
+    Args:
+        vocabulary: bytes of each id; ids beyond it add nothing.
+        special: control tokens, which add nothing.
+    """
+
+    def __init__(self, vocabulary: Sequence[bytes], special: Iterable[int] = ()) -> None:
+        self._vocabulary = vocabulary
+        self._special = frozenset(special)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that these tokens complete."""
+        size = len(self._vocabulary)
+        return self._decoder.decode(
+            b"".join(
+                self._vocabulary[token]
+                for token in ids
+                if token < size and token not in self._special
+            )
+        )
+
+    def finish(self) -> str:
+        """The text that the end completes: none, since a character that was cut is dropped."""
+        self._decoder.reset()
+        return ""

@@ -1,0 +1,89 @@
+"""Text of users on its way through a chat template, so that none of it becomes a control token.
+
+A template writes control tokens and users' text into one string; afterwards nobody can tell whose
+`<|im_end|>` it is. So, before rendering, each control token inside a user's text becomes one
+private-use character, and so does a beginning or an end of the text that could make a control
+token together with what the template puts beside it. After rendering, every control token that
+is found is the template's own, and the characters are turned back into the text they stand for.
+Templates may trim, cut or compare the text: spaces, and all that is no part of a control token,
+stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from bus.errors import TooLarge
+
+#: Supplementary private use area B; text that has such characters itself has them escaped too.
+_FIRST, _LAST = 0x100000, 0x10FFFD
+
+
+class Escaper:
+    """Escapes the texts of one rendering and turns them back.
+
+    Args:
+        special: texts of the model's control tokens.
+    """
+
+    def __init__(self, special: Collection[str]) -> None:
+        self._special = sorted((text for text in special if text), key=len, reverse=True)
+        self._longest = len(self._special[0]) if self._special else 0
+        cuts = [(text[:cut], text[cut:]) for text in self._special for cut in range(1, len(text))]
+        self._begins = {begin for begin, _ in cuts}
+        self._ends = {end for _, end in cuts}
+        texts = "|".join(re.escape(text) for text in self._special)
+        own = f"[{chr(_FIRST)}-{chr(_LAST)}]"
+        self._found = re.compile(f"{texts}|{own}" if texts else own)
+        self._characters: dict[str, str] = {}
+
+    @property
+    def used(self) -> bool:
+        """Whether anything was escaped."""
+        return bool(self._characters)
+
+    def escape_inside(self, text: str) -> str:
+        """The text with whole control tokens escaped; for names and values templates compare."""
+        return self._found.sub(lambda found: self._character(found[0]), text)
+
+    def escape(self, text: str) -> str:
+        """The text with all escaped that could become part of a control token."""
+        if 0 < len(text) <= self._longest and any(text in special for special in self._special):
+            return self._character(text)
+        # Ends first: what is inside is then cut off from them.
+        start = self._overlap_at_start(text)
+        end = self._overlap_at_end(text[start:])
+        middle = self.escape_inside(text[start : len(text) - end])
+        head = self._character(text[:start]) if start else ""
+        tail = self._character(text[len(text) - end :]) if end else ""
+        return head + middle + tail
+
+    def restore(self, text: str) -> str:
+        """The text with all escapes turned back."""
+        if not self._characters:
+            return text
+        back = {character: original for original, character in self._characters.items()}
+        return re.sub(f"[{''.join(back)}]", lambda found: back[found[0]], text)
+
+    def _character(self, text: str) -> str:
+        if text not in self._characters:
+            code = _FIRST + len(self._characters)
+            if code > _LAST:
+                raise TooLarge(
+                    f"the messages have more than {_LAST - _FIRST} different texts to escape; "
+                    "send fewer private-use characters",
+                    param="messages",
+                )
+            self._characters[text] = chr(code)
+        return self._characters[text]
+
+    def _overlap_at_start(self, text: str) -> int:
+        """Length of the longest beginning of the text that ends a control token."""
+        sizes = range(min(self._longest - 1, len(text)), 0, -1)
+        return next((size for size in sizes if text[:size] in self._ends), 0)
+
+    def _overlap_at_end(self, text: str) -> int:
+        """Length of the longest end of the text that begins a control token."""
+        sizes = range(min(self._longest - 1, len(text)), 0, -1)
+        return next((size for size in sizes if text[-size:] in self._begins), 0)

@@ -1,0 +1,207 @@
+"""A model's tokenizer: text to ids and back. Used in text processes only, never in a loop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from tokenizers import Tokenizer
+
+from bus.errors import Invalid, ModelIncomplete
+from bus.text.detokenizer import Detokenizer
+from bus.text.escaping import Escaper
+from bus.text.model_files import ModelFiles, read_model_files
+from bus.text.vocabulary import strips_first_space, tokenizer_digest, vocabulary_bytes
+
+
+class TextModel:
+    """An opened tokenizer and what its folder says about special ids.
+
+    Attributes:
+        files: what was read.
+        special: ids of control tokens.
+        bos: begin-of-sequence id, if the model has one.
+        eos: every id that ends a sequence.
+    """
+
+    def __init__(self, files: ModelFiles) -> None:
+        self.files = files
+        try:
+            self._tokenizer: Any = Tokenizer.from_str(files.tokenizer)
+            self._layout: dict[str, Any] = json.loads(files.tokenizer)
+        except Exception as error:
+            raise ModelIncomplete(
+                f"the tokenizer of model {files.name} can not be read ({error}); "
+                "import the model again"
+            ) from error
+        # Added by neither truncation nor padding: a cut prompt would be a wrong one.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._added = {
+            token: (added.content, bool(added.special))
+            for token, added in self._tokenizer.get_added_tokens_decoder().items()
+        }
+        self.special = tuple(sorted(t for t, (_, special) in self._added.items() if special))
+        self.bos = self._named_id("bos_token") if files.bos_id is None else files.bos_id
+        ends = {self._named_id("eos_token"), *files.eos_ids} - {None}
+        self.eos = tuple(sorted(token for token in ends if token is not None))
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Read a model folder's tokenizer; about a second for the largest.
+
+        Raises:
+            NotFound: there is no such folder.
+            ModelIncomplete: a file is missing or is none.
+        """
+        return cls(read_model_files(folder))
+
+    @cached_property
+    def vocabulary(self) -> tuple[bytes, ...]:
+        """What each id adds to the text."""
+        return vocabulary_bytes(
+            self._tokenizer.get_vocab(True), self._added, self._layout.get("decoder")
+        )
+
+    @cached_property
+    def digest(self) -> int:
+        """The tokenizer digest."""
+        return tokenizer_digest(self.vocabulary)
+
+    @cached_property
+    def wants_bos(self) -> bool:
+        """Whether a text begins with BOS: as the folder says, else as the tokenizer does."""
+        if self.bos is None:
+            return False
+        if self.files.add_bos is not None:
+            return self.files.add_bos
+        made = self._tokenizer.encode("a", add_special_tokens=True).ids
+        return bool(made) and made[0] == self.bos
+
+    @cached_property
+    def special_texts(self) -> tuple[str, ...]:
+        """Texts of the control tokens."""
+        return tuple(text for text, special in self._added.values() if special)
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool = False) -> list[int]:
+        """The ids of a text.
+
+        Args:
+            add_special: begin with BOS when the model wants one, once.
+            parse_special: whether control tokens written in the text are control tokens.
+
+        Raises:
+            Invalid: the text is no Unicode text.
+        """
+        ids = self._ids(text, parse_special)
+        return self._with_bos(ids) if add_special else ids
+
+    def encode_rendered(self, text: str, escaper: Escaper, *, add_special: bool) -> list[int]:
+        """The ids of a rendered template whose users' texts were escaped.
+
+        The control tokens in `text` are the template's. They cut it into stretches, as the
+        tokenizer itself would; each stretch is encoded with its escapes turned back and no
+        control token taken from it.
+
+        Raises:
+            Invalid: the text is no Unicode text.
+        """
+        if not escaper.used:
+            return self.encode(text, add_special=add_special, parse_special=True)
+        ids: list[int] = []
+        begin = 0
+        for token, (start, end) in self._special_places(text):
+            ids += self._stretch(escaper.restore(text[begin:start]), begin)
+            ids.append(token)
+            begin = end
+        ids += self._stretch(escaper.restore(text[begin:]), begin)
+        return self._with_bos(ids) if add_special else ids
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool) -> str:
+        """The text of a whole sequence of ids; a character cut at the end is dropped."""
+        if skip_special:
+            vocabulary: tuple[bytes, ...] = self.vocabulary
+        else:
+            vocabulary = self._vocabulary_with_special
+        maker = Detokenizer(vocabulary)
+        text = maker.push(ids) + maker.finish()
+        if text.startswith(" ") and strips_first_space(self._layout.get("decoder")):
+            return text[1:]
+        return text
+
+    @cached_property
+    def _vocabulary_with_special(self) -> tuple[bytes, ...]:
+        found = list(self.vocabulary)
+        for token in self.special:
+            found[token] = self._added[token][0].encode()
+        return tuple(found)
+
+    def _named_id(self, name: str) -> int | None:
+        text = self.files.named_tokens.get(name)
+        found: int | None = None if text is None else self._tokenizer.token_to_id(text)
+        return found
+
+    def _with_bos(self, ids: list[int]) -> list[int]:
+        if not self.wants_bos or self.bos is None or (ids and ids[0] == self.bos):
+            return ids
+        return [self.bos, *ids]
+
+    def _ids(self, text: str, parse_special: bool) -> list[int]:
+        _check_unicode(text)
+        self._tokenizer.encode_special_tokens = not parse_special
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _special_places(self, text: str) -> list[tuple[int, tuple[int, int]]]:
+        """Control tokens in a text, and from where to where they reach."""
+        _check_unicode(text)
+        self._tokenizer.encode_special_tokens = False
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        special = set(self.special)
+        return [
+            (token, (start, end))
+            for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
+            # A character that no piece covers may become the id of a special "unknown", too.
+            if token in special and self._added[token][0] in text[start:end]
+        ]
+
+    def _stretch(self, text: str, offset: int) -> list[int]:
+        if not text:
+            return []
+        if offset == 0 or self._continuing is None:
+            return self._ids(text, parse_special=False)
+        _check_unicode(text)
+        self._continuing.encode_special_tokens = True
+        ids: list[int] = self._continuing.encode(text, add_special_tokens=False).ids
+        return ids
+
+    @cached_property
+    def _continuing(self) -> Any | None:
+        """A tokenizer for stretches that begin no text, where the model's own would add a space."""
+        layout = json.loads(self.files.tokenizer)
+        changed = [
+            step for step in _pre_tokenizers(layout) if step.get("prepend_scheme") == "first"
+        ]
+        for step in changed:
+            step["prepend_scheme"] = "never"
+        return Tokenizer.from_str(json.dumps(layout)) if changed else None
+
+
+def _pre_tokenizers(layout: dict[str, Any]) -> list[dict[str, Any]]:
+    found = layout.get("pre_tokenizer") or {}
+    steps: list[dict[str, Any]] = found.get("pretokenizers", [found])
+    return steps
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise Invalid(
+            f"the text has a lone surrogate at character {error.start} (half of a UTF-16 pair); "
+            "send whole characters",
+            param="prompt",
+        ) from None
