@@ -1,0 +1,153 @@
+"""A head and its agents as real processes in a state folder of their own, for benches."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import superfluid
+from bus.client import Client
+from bus.errors import SuperfluidError
+
+START_LIMIT_S = 90.0
+STOP_LIMIT_S = 20.0
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Cluster:
+    """One head and `nodes` agents serving one model folder; ended and removed at exit.
+
+    Args:
+        model_folder: its name becomes the model's.
+        threads: engine threads of each node's worker.
+        lanes: lanes of each worker.
+        nodes: agents on this machine.
+    """
+
+    def __init__(self, model_folder: Path, *, threads: int, lanes: int = 8, nodes: int = 1) -> None:
+        self.model = model_folder.name
+        self.state = Path(tempfile.mkdtemp(prefix="sf-bench-"))
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        (self.state / "models").mkdir(mode=0o700)
+        (self.state / "models" / self.model).symlink_to(model_folder.resolve())
+        self._env = os.environ | {
+            "SUPERFLUID_FLEET_BIND": "tcp://127.0.0.1:0",
+            "SUPERFLUID_WORKER_THREADS": str(threads),
+            "SUPERFLUID_WORKER_LANES": str(lanes),
+            "SUPERFLUID_WORKER_DEVICE": "cpu",
+        }
+        self._nodes = nodes
+
+    def __enter__(self) -> Self:
+        try:
+            self._run("-m", "head.cli", "--state", str(self.state), "token", "new")
+            self._start("head", "-m", "head", "--state", str(self.state))
+            self.client = self._connect()
+            for number in range(1, self._nodes + 1):
+                name = f"node-{number}"
+                self._start(name, "-m", "agent", "--state", str(self.state), "--name", name)
+            self._wait_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.client.close()
+        self.close()
+
+    def close(self) -> None:
+        """End every process, newest first, and remove the state folder."""
+        for process in reversed(self._processes.values()):
+            process.terminate()
+        for process in self._processes.values():
+            try:
+                process.wait(STOP_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._processes.clear()
+        shutil.rmtree(self.state, ignore_errors=True)
+
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds used so far by head, text processes, agents and workers, by role."""
+        used = {"head": 0.0, "text": 0.0, "agent": 0.0, "worker": 0.0}
+        for name, process in self._processes.items():
+            role, below = ("head", "text") if name == "head" else ("agent", "worker")
+            used[role] += _cpu_s(process.pid)
+            used[below] += sum(_cpu_s(child) for child in _children(process.pid))
+        return used
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _run(self, *arguments: str) -> None:
+        subprocess.run(
+            [sys.executable, "-P", *arguments], check=True, env=self._env, capture_output=True
+        )
+
+    def _start(self, name: str, *arguments: str) -> None:
+        log = (self.state / f"{name}.log").open("wb")
+        with log:
+            self._processes[name] = subprocess.Popen(
+                [sys.executable, "-P", *arguments], env=self._env, stdout=log, stderr=log
+            )
+
+    def _connect(self) -> Client:
+        until = time.monotonic() + START_LIMIT_S
+        address = f"ipc://{self.state}/run/api.sock"
+        while True:
+            try:
+                client = superfluid.connect(address)
+                client.ping()
+                return client
+            except SuperfluidError:
+                self._check_alive(until)
+                time.sleep(0.05)
+
+    def _wait_ready(self) -> None:
+        until = time.monotonic() + START_LIMIT_S
+        while True:
+            found = [m for m in self.client.models() if m["name"] == self.model]
+            if found and found[0]["ready"] and len(found[0]["nodes"]) == self._nodes:
+                return
+            self._check_alive(until)
+            time.sleep(0.05)
+
+    def _check_alive(self, until: float) -> None:
+        for name, process in self._processes.items():
+            if process.poll() is not None or time.monotonic() > until:
+                text = (self.state / f"{name}.log").read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"{name} did not come up; its log ends with:\n{text}")
+
+
+def own_cpu_s() -> float:
+    """CPU seconds of this process: the client's."""
+    return _cpu_s(os.getpid())
+
+
+def _cpu_s(pid: int) -> float:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0.0
+    fields = text.rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(child) for child in (task / "children").read_text().split()]
+    return found
