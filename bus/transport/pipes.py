@@ -13,7 +13,6 @@ A send that returned True is not delivered yet: keep what must not be lost until
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import stat
@@ -24,6 +23,7 @@ from typing import Self
 import zmq
 
 from bus.errors import StartError, TooLarge
+from bus.file_lock import FileLock, LockHeld
 
 #: Linux keeps a socket's path in 108 bytes with the zero at the end (unix(7)).
 MAX_PATH_BYTES = 107
@@ -98,22 +98,12 @@ def remove_stale_pipes(run_dir: Path, name: str) -> None:
         if not number.fullmatch(lock_path.name):
             continue
         prefix = str(lock_path).removesuffix(".lock")
-        descriptor = _try_lock(prefix)
-        if descriptor is not None:
-            _remove_files(prefix)
-            os.close(descriptor)
-
-
-def _try_lock(prefix: str) -> int | None:
-    """Lock the pipe's name: libzmq lets a second binder steal an ipc path without an error."""
-    flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(f"{prefix}.lock", flags, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
+        try:
+            lock = FileLock(lock_path)
+        except LockHeld:
+            continue
+        _remove_files(prefix)
+        lock.close()
 
 
 def _remove_files(prefix: str) -> None:
@@ -195,14 +185,15 @@ class ParentPipe:
     def __init__(self, path_prefix: str) -> None:
         inbound, outbound = _addresses(path_prefix)
         private_folder(Path(path_prefix).parent)
-        lock = _try_lock(path_prefix)
-        if lock is None:
+        try:
+            # libzmq lets a second binder steal an ipc path without an error.
+            self._lock = FileLock(Path(f"{path_prefix}.lock"))
+        except LockHeld as error:
             raise StartError(
                 f"another process uses the pipe {path_prefix}; stop the other service that runs "
                 "in this state folder"
-            )
+            ) from error
         self._prefix = path_prefix
-        self._lock: int | None = lock
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._push = _configure(context.socket(zmq.PUSH))
         self._pull = _configure(context.socket(zmq.PULL))
@@ -243,10 +234,9 @@ class ParentPipe:
 
     def close(self) -> None:
         """Close both sockets and remove their files. May be called again."""
-        if self._lock is None:
+        if self._push.closed:
             return
         self._push.close()
         self._pull.close()
         _remove_files(self._prefix)
-        os.close(self._lock)
-        self._lock = None
+        self._lock.close()
