@@ -13,7 +13,8 @@ import zmq
 
 from bus.errors import PortInUse, StartError
 from bus.file_lock import FileLock, LockHeld
-from bus.transport.pipes import MAX_PATH_BYTES, private_folder
+from bus.state import private_folder
+from bus.transport.pipes import MAX_PATH_BYTES
 
 #: Sockets of one context. The default of 1,023 would end at some 300 dialed nodes, each of which
 #: takes a socket and both ends of its monitor.

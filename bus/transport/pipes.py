@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -24,6 +23,7 @@ import zmq
 
 from bus.errors import StartError, TooLarge
 from bus.file_lock import FileLock, LockHeld
+from bus.state import private_folder as private_folder
 
 #: Linux keeps a socket's path in 108 bytes with the zero at the end (unix(7)).
 MAX_PATH_BYTES = 107
@@ -71,24 +71,6 @@ def _send(socket: zmq.Socket[bytes], data: bytes) -> bool:
     except zmq.Again:
         return False
     return True
-
-
-def private_folder(folder: Path) -> Path:
-    """Make `folder` when it is missing, and see that only its owner can enter it.
-
-    Raises:
-        StartError: it belongs to another user, or others can enter it.
-    """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = folder.stat()
-    if status.st_uid != os.geteuid():
-        raise StartError(
-            f"the folder {folder} belongs to user id {status.st_uid}, not to {os.geteuid()}; "
-            "choose a state folder of your own (SUPERFLUID_STATE)"
-        )
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        raise StartError(f"others can enter the folder {folder}; run: chmod 700 {folder}")
-    return folder
 
 
 def remove_stale_pipes(run_dir: Path, name: str) -> None:

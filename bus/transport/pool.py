@@ -24,10 +24,11 @@ from pathlib import Path
 
 from bus.errors import StartError
 from bus.ids import WorkerIncarnation
+from bus.state import private_folder
 from bus.transport import clock
 from bus.transport.child import Child, ChildSpec
 from bus.transport.loop import Loop
-from bus.transport.pipes import MAX_MESSAGE_BYTES, private_folder, remove_stale_pipes
+from bus.transport.pipes import MAX_MESSAGE_BYTES, remove_stale_pipes
 
 FIRST_BACKOFF_S = 0.25
 MAX_BACKOFF_S = 30.0

@@ -1,0 +1,192 @@
+"""The state folder: where everything of one installation lives at run time.
+
+    $SUPERFLUID_STATE, else ~/.local/state/superfluid
+      run/      sockets, locks, head.json          store/   the head's database
+      keys/     secrets                            models/  model folders
+      nodes/    one folder per agent               log/
+      run.path  where the run folder really is, when run/ is too long for sockets
+
+No sockets here; the command line reads it too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from bus.errors import StartError
+from bus.file_lock import FileLock, LockHeld
+
+VARIABLE = "SUPERFLUID_STATE"
+#: A socket's path has at most 107 bytes (unix(7)). This leaves 26 for names such as
+#: `node-1-0-300000001-out.sock` and for supervisord, which binds `supervisor.sock.<pid>` first.
+MAX_RUN_PATH_BYTES = 80
+HEAD_FILE = "head.json"
+_RUN_RECORD = "run.path"
+#: These hold what others must not reach; model folders and logs are the user's to open up.
+_PRIVATE = ("keys", "store")
+_OPEN = ("models", "log", "nodes")
+
+
+def private_folder(folder: Path) -> Path:
+    """Make `folder` when it is missing, and see that only its owner can enter it.
+
+    Raises:
+        StartError: it belongs to another user, others can enter it, or it can not be made.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+        raise StartError(
+            f"can not make the folder {folder}: {error.strerror}; choose another state folder "
+            f"({VARIABLE})"
+        ) from error
+    status = folder.stat(follow_symlinks=False)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise StartError(
+            f"{folder} is no folder of this user (user id {os.geteuid()}); choose a state folder "
+            f"of your own ({VARIABLE})"
+        )
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        raise StartError(f"others can enter the folder {folder}; run: chmod 700 {folder}")
+    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class StateFolder:
+    """Paths of one state folder, made when missing.
+
+    Attributes:
+        path: absolute.
+        run: `run/`, or the folder that stands in for it.
+    """
+
+    path: Path
+    run: Path
+
+    @classmethod
+    def resolve(
+        cls, path: Path | str | None = None, environment: Mapping[str, str] = os.environ
+    ) -> Self:
+        """The state folder that was named, with its subfolders.
+
+        Args:
+            path: as an option named it; None leaves it to the environment, then the default.
+
+        Raises:
+            StartError: a folder can not be made, is another user's, or open to others.
+        """
+        named = path or environment.get(VARIABLE) or "~/.local/state/superfluid"
+        root = Path(named).expanduser().absolute()
+        if not root.is_dir():
+            private_folder(root)
+        for name in _PRIVATE:
+            private_folder(root / name)
+        for name in _OPEN:
+            (root / name).mkdir(mode=0o700, exist_ok=True)
+        return cls(root, _run_folder(root, environment))
+
+    @property
+    def keys(self) -> Path:
+        return self.path / "keys"
+
+    @property
+    def store(self) -> Path:
+        return self.path / "store"
+
+    @property
+    def models(self) -> Path:
+        return self.path / "models"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log"
+
+    @property
+    def nodes(self) -> Path:
+        return self.path / "nodes"
+
+    def lock(self, name: str) -> FileLock:
+        """Hold `run/<name>.lock`, as the only process of this kind here.
+
+        Raises:
+            StartError: another process holds it; names its process id.
+        """
+        try:
+            return FileLock(self.run / f"{name}.lock")
+        except LockHeld as error:
+            holder = "another process" if error.pid is None else f"process {error.pid}"
+            raise StartError(
+                f"{name} already runs in {self.path} as {holder}; stop it with `sfctl down`, or "
+                f"use another state folder ({VARIABLE})"
+            ) from error
+
+    def write_head(self, addresses: Mapping[str, str]) -> None:
+        """Let others find the running head.
+
+        Args:
+            addresses: each door's address as bound, as in `{"api": "ipc:///..."}`.
+        """
+        write_atomically(
+            self.run / HEAD_FILE, json.dumps({"pid": os.getpid(), **addresses}, indent=1) + "\n"
+        )
+
+    def read_head(self) -> dict[str, Any] | None:
+        """What the last head wrote: `pid` and its addresses; None when there is none.
+
+        It may be dead: connecting tells.
+
+        Raises:
+            StartError: the file can not be read.
+        """
+        file = self.run / HEAD_FILE
+        try:
+            found = json.loads(file.read_text())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise StartError(f"can not read {file}: {error}; start the head again") from error
+        if not isinstance(found, dict):
+            raise StartError(f"{file} holds no addresses; start the head again")
+        return found
+
+    def remove_head(self) -> None:
+        """The head ends: nobody is to look for it any more."""
+        (self.run / HEAD_FILE).unlink(missing_ok=True)
+
+
+def write_atomically(file: Path, text: str) -> None:
+    """Write a file (0600) that a reader sees either as it was or as it will be."""
+    descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        os.replace(temporary, file)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _run_folder(root: Path, environment: Mapping[str, str]) -> Path:
+    own = root / "run"
+    if len(os.fsencode(own)) <= MAX_RUN_PATH_BYTES:
+        return private_folder(own)
+    record = root / _RUN_RECORD
+    try:
+        # Recorded, since XDG_RUNTIME_DIR is not the same for a service and for a login.
+        return private_folder(Path(record.read_text().rstrip("\n")))
+    except (OSError, StartError):
+        pass  # None yet, or one that is gone (a runtime folder ends with the login).
+    # The name follows from the path, so that processes that start together make the same one.
+    digest = hashlib.blake2b(os.fsencode(root), digest_size=6).hexdigest()
+    base = environment.get("XDG_RUNTIME_DIR") or "/tmp"
+    stand_in = private_folder(Path(base) / f"superfluid-{os.geteuid()}-{digest}")
+    write_atomically(record, f"{stand_in}\n")
+    return stand_in
