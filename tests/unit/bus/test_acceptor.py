@@ -405,14 +405,16 @@ def test_a_refused_frame_is_kept_for_its_address_and_tried_again_after_5_ms() ->
 
 def test_a_refused_answer_is_not_kept() -> None:
     fleet = Fleet()
-    peer = fleet.join(b"a", node())
-    peer.events()
-    fleet.acceptor.receive(b"a", pack_header(FrameKind.DATA, 1) + bytes(16), fleet.now)
+    fleet.join(b"a", node())
+    link = fleet.acceptor.endpoint(b"a")
+    assert link is not None
+    link.send(Heartbeat())
     assert len(fleet.acceptor.frames_to_send(fleet.now)) == 1
+    fleet.acceptor.receive(b"a", pack_header(FrameKind.DATA, 1) + bytes(16), fleet.now)
+    ((_, stale),) = fleet.acceptor.frames_to_send(fleet.now)
+    assert parse_frame(stale).kind is FrameKind.STALE
     fleet.acceptor.frame_refused(b"a", fleet.now)
-    fleet.settle()
-    assert peer.events() == []
-    assert peer.state == "up"
+    assert fleet.acceptor.frames_to_send(fleet.now + 1.0) == []
 
 
 def test_a_closed_connection_ends_its_link_at_once() -> None:

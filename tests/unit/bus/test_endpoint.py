@@ -436,6 +436,23 @@ def test_unknown_droppable_messages_are_skipped_and_others_end_the_link() -> Non
         assert (rig.states()[0] == "up") is survives
 
 
+def test_frames_of_the_wrong_kind_end_the_link() -> None:
+    early = Rig()
+    early.a.connect(early.now)
+    early.carry(early.a, early.b)
+    early.carry(early.b, early.a)
+    assert early.a._link is not None
+    confirm = LINK.encode(node().confirm())
+    early.b.receive(early.a._link.sealer.seal(FrameKind.DATA, 0, confirm), early.now)
+    early.settle()
+    assert refusals(early.b_events) == ["decode"]
+    late = Rig().connect()
+    assert late.a._link is not None
+    late.b.receive(late.a._link.sealer.seal(FrameKind.CONFIRM, 0, b"\x91\x7f"), late.now)
+    late.settle()
+    assert ends(late.b_events) == ["decode"]
+
+
 # --- faults -----------------------------------------------------------------------------------
 
 

@@ -76,6 +76,16 @@ def test_what_is_no_token_is_refused(text: str) -> None:
         parse_token(text, source="f")
 
 
+def test_one_secret_has_one_spelling() -> None:
+    text = new_token(HEAD.public, lambda n: b"\x07" * n)
+    body = text.rpartition(".")[0]
+    assert body.endswith("q")
+    same_bits = body[:-1] + "r"
+    for other in (same_bits, body.upper().replace("SFT1", "sft1")):
+        with pytest.raises(TokenRefused, match="damaged"):
+            parse_token(f"{other}.{zlib.crc32(other.encode()):08x}", source="f")
+
+
 def test_a_missing_token_file_names_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(TokenRefused, match="sfctl token new"):
         load_token(tmp_path / "none")
