@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from bus.codec import OneOf, Range
+from bus.log import LogConfig
 from head.core import CorePolicy
 from head.placement import POLICIES
 from head.queueing import DEFAULT_LIMIT
@@ -56,12 +57,6 @@ class TextSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogSection:
-    level: Annotated[str, OneOf(frozenset({"debug", "info", "warning", "error"}))] = "info"
-    json: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HeadConfig:
     """All of head.toml."""
 
@@ -71,7 +66,7 @@ class HeadConfig:
     queue: QueueSection = QueueSection()
     store: StoreSection = StoreSection()
     text: TextSection = TextSection()
-    log: LogSection = LogSection()
+    log: LogConfig = LogConfig()
 
     def core_policy(self) -> CorePolicy:
         return CorePolicy(
