@@ -1,0 +1,139 @@
+"""The shell of a text process: takes a job, runs its handler under limits, sends the reply.
+
+A text can cost far more than it looks, and most of the work is native code that no exception
+reaches. So the limits are the kernel's, and the end of the process is the end of the job: the
+parent makes that job's error of it and starts the next process.
+
+- CPU time: the soft RLIMIT_CPU is raised before each job by what one may take; beyond it SIGXCPU,
+  left at its default, ends the process wherever it is. The hard limit stays as it was found: an
+  ordinary process that lowered it could not raise it again for its next job.
+- Memory: RLIMIT_AS for the life of the process.
+- No core dumps, since they would hold people's texts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import resource
+import signal
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil
+from typing import Any
+
+from bus.errors import Internal, SuperfluidError
+from bus.messages.text import TEXT, TextFailed, TextReady
+from bus.transport.orphan import die_with_parent
+from bus.transport.pipes import WorkerPipe
+
+log = logging.getLogger(__name__)
+
+DEFAULT_CPU_S = 10
+DEFAULT_MEMORY_BYTES = 2 * 1024**3
+#: What a TextFailed has room for, in characters of at most four bytes.
+_MESSAGE_CHARACTERS, _PARAM_CHARACTERS = 1000, 32
+
+Handler = Callable[[Any], object]
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    """The options that a text process is started with."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--pipe", required=True, help="path prefix of the two pipes")
+    parser.add_argument("--incarnation", type=int, required=True, help="number of this start")
+    parser.add_argument("--parent-pid", type=int, required=True, help="end when this one ends")
+    parser.add_argument("--death-fd", type=int, help="read end of the parent's death pipe")
+    parser.add_argument("--cpu-s", type=int, default=DEFAULT_CPU_S, help="CPU seconds of one job")
+    parser.add_argument(
+        "--memory-bytes", type=int, default=DEFAULT_MEMORY_BYTES, help="memory of the process"
+    )
+    return parser
+
+
+def main(
+    make_handlers: Callable[[], Mapping[type, Handler]],
+    description: str,
+    argv: Sequence[str] | None = None,
+) -> None:
+    """Run a text process until its parent ends it.
+
+    Args:
+        make_handlers: handler of each job message; called under the memory limit.
+    """
+    options = arguments(description).parse_args(argv)
+    die_with_parent(options.parent_pid, options.death_fd)
+    # Ctrl-C goes to every process of a terminal; the parent decides when this one ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_AS, options.memory_bytes)
+    with WorkerPipe(options.pipe) as pipe:
+        serve(make_handlers(), pipe, options.cpu_s)
+
+
+def serve(handlers: Mapping[type, Handler], pipe: WorkerPipe, cpu_s: int) -> None:
+    """Answer jobs, one after the other, for as long as the process lives.
+
+    Raises:
+        Internal: the parent does not take replies any more.
+        DecodeError: the parent sent what is no message.
+    """
+    _send(pipe, TextReady())
+    while True:
+        data = pipe.recv(None)
+        if data is None:
+            continue
+        job = TEXT.decode(data)
+        if job is None:
+            continue
+        grant_cpu_time(cpu_s)
+        _send(pipe, answer(handlers, job))
+
+
+def answer(handlers: Mapping[type, Handler], job: Any) -> object:
+    """The reply to a job; whatever its handler raises becomes a `TextFailed`."""
+    handler = handlers.get(type(job))
+    try:
+        if handler is None:
+            raise Internal(f"this text process does no {type(job).__name__}; is the sender newer?")
+        return handler(job)
+    except SuperfluidError as error:
+        return _failed(job, error.code, error.message, error.param or "")
+    except MemoryError:
+        return _failed(
+            job, "too_large", "the text takes more memory than one text may; send a shorter one"
+        )
+    except Exception as error:  # noqa: BLE001 - one job's fault is that job's error only
+        # Its kind and place only: the text of an error may quote the text of a user.
+        kind = type(error).__name__
+        place = "".join(traceback.format_tb(error.__traceback__))
+        log.error("text_job_failed job=%s error=%s\n%s", type(job).__name__, kind, place)
+        return _failed(
+            job, "internal", f"the text process failed on this text ({kind}); see the head's log"
+        )
+
+
+def grant_cpu_time(seconds: int) -> None:
+    """Let this process use so many more seconds of CPU time, up to one more by rounding."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _limit(resource.RLIMIT_CPU, ceil(used.ru_utime + used.ru_stime) + seconds)
+
+
+def _limit(which: int, value: int) -> None:
+    _, hard = resource.getrlimit(which)
+    resource.setrlimit(which, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+
+
+def _failed(job: Any, code: str, message: str, param: str = "") -> TextFailed:
+    short = (
+        message if len(message) <= _MESSAGE_CHARACTERS else message[:_MESSAGE_CHARACTERS] + "..."
+    )
+    return TextFailed(job=job.job, code=code, message=short, param=param[:_PARAM_CHARACTERS])
+
+
+def _send(pipe: WorkerPipe, reply: object) -> None:
+    if not pipe.send(TEXT.encode(reply)):
+        raise Internal("the parent takes no replies any more; the text process ends")

@@ -1,0 +1,135 @@
+"""The jobs of the head's text process: describe, encode, decode, render a chat."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from bus.codec import unpack
+from bus.errors import Invalid, TooLarge
+from bus.ids import pack_ids, unpack_ids
+from bus.messages.text import (
+    MAX_TEXT_BYTES,
+    Decode,
+    Decoded,
+    Describe,
+    Described,
+    Encode,
+    Encoded,
+    RenderChat,
+)
+from bus.text.escaping import Escaper
+from bus.text.model_files import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
+from bus.text.process import Handler
+from bus.text.tokenizer import TextModel
+from head.text.templates import ChatTemplate
+
+#: How many tokenizers stay open; a large one takes half a GB.
+OPEN_MODELS = 4
+
+
+class _Opened:
+    """A model and its template, compiled when it is first needed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = TextModel.open(folder)
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        files = self.model.files
+        return ChatTemplate(files.name, files.template, files.named_tokens)
+
+
+class TextJobs:
+    """Owns the opened models of one text process."""
+
+    def __init__(self) -> None:
+        self._models: OrderedDict[tuple[object, ...], _Opened] = OrderedDict()
+
+    def handlers(self) -> Mapping[type, Handler]:
+        """Handler of each job message."""
+        return {
+            Describe: self.describe,
+            Encode: self.encode,
+            RenderChat: self.render_chat,
+            Decode: self.decode,
+        }
+
+    def describe(self, job: Describe) -> Described:
+        """All about a tokenizer that the head's loop needs."""
+        model = self._model(job.folder)
+        return Described(
+            job=job.job,
+            vocabulary=model.vocabulary,
+            special=model.special,
+            bos=model.bos,
+            eos=model.eos,
+            digest=model.digest,
+            has_template=model.files.template is not None,
+        )
+
+    def encode(self, job: Encode) -> Encoded:
+        """Text to ids."""
+        model = self._model(job.folder)
+        ids = model.encode(job.text, add_special=job.add_special, parse_special=job.parse_special)
+        return Encoded(job=job.job, ids=pack_ids(ids))
+
+    def decode(self, job: Decode) -> Decoded:
+        """Ids to text."""
+        model = self._model(job.folder)
+        text = model.decode(unpack_ids(job.ids), skip_special=job.skip_special)
+        return Decoded(job=job.job, text=_fitting(text))
+
+    def render_chat(self, job: RenderChat) -> Encoded:
+        """Messages through the template, then to ids."""
+        opened = self._open(job.folder)
+        escaper = Escaper(opened.model.special_texts)
+        text = opened.template.render(
+            unpack(job.messages, max_bytes=MAX_TEXT_BYTES),
+            escaper,
+            add_generation_prompt=job.add_generation_prompt,
+            options=_options(job.options),
+        )
+        ids = opened.model.encode_rendered(text, escaper, add_special=True)
+        return Encoded(job=job.job, ids=pack_ids(ids), text=_fitting(escaper.restore(text)))
+
+    def _model(self, folder: str) -> TextModel:
+        return self._open(folder).model
+
+    def _open(self, folder: str) -> _Opened:
+        """The opened model, opened again when a file of its folder has changed."""
+        key = (folder, *_stamps(Path(folder)))
+        if key not in self._models:
+            self._models[key] = _Opened(Path(folder))
+            while len(self._models) > OPEN_MODELS:
+                self._models.popitem(last=False)
+        self._models.move_to_end(key)
+        return self._models[key]
+
+
+def _stamps(folder: Path) -> list[int]:
+    found = []
+    for name in (TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE):
+        try:
+            found.append((folder / name).stat().st_mtime_ns)
+        except OSError:
+            found.append(0)
+    return found
+
+
+def _options(data: bytes) -> dict[str, Any]:
+    options = unpack(data, max_bytes=MAX_TEXT_BYTES)
+    if not isinstance(options, dict) or not all(isinstance(key, str) for key in options):
+        raise Invalid("template should be a map with text keys", param="template")
+    return options
+
+
+def _fitting(text: str) -> str:
+    if len(text) * 4 > MAX_TEXT_BYTES and len(text.encode()) > MAX_TEXT_BYTES:
+        raise TooLarge(
+            f"the text has more than {MAX_TEXT_BYTES} bytes; send fewer tokens or messages"
+        )
+    return text
