@@ -48,7 +48,7 @@ def _serve(options: argparse.Namespace, pipe: WorkerPipe) -> None:
     from agent.worker.engine import Engine
     from agent.worker.model_runner import ModelRunner
     from agent.worker.runner import Worker
-    from agent.worker.vocabulary import tokenizer_digest
+    from bus.text.tokenizer import TextModel
 
     start = time.perf_counter()
     folder = ModelFolder.open(options.model_folder)
@@ -69,7 +69,7 @@ def _serve(options: argparse.Namespace, pipe: WorkerPipe) -> None:
             lanes=options.lanes,
             kv_total_tokens=options.lanes * runner.window,
             numerics=runner.numerics,
-            tokenizer_digest=tokenizer_digest(folder.tokenizer),
+            tokenizer_digest=TextModel.open(folder.path).digest,
             device=runner.target.description[:64],
             load_s=load_s,
         )

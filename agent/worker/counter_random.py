@@ -9,6 +9,9 @@ OOPSLA 2014. Its n-th output is `mix(state + n * GAMMA)`, so any of them costs t
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 
@@ -42,6 +45,16 @@ def words(state: int, indices: Ids) -> Words:
     z = indices.astype(np.uint64)
     z += np.uint64(1)
     z *= np.uint64(GAMMA)
+    return _mixed(z, state)
+
+
+def first_words(state: int, count: int) -> Words:
+    """The outputs of indices 0 to `count - 1`."""
+    return _mixed(_multiples(count).copy(), state)
+
+
+def _mixed(z: Words, state: int) -> Words:
+    """`mix(z + state)`, in the place of `z`."""
     z += np.uint64(state)
     z ^= z >> np.uint64(30)
     z *= np.uint64(_MULTIPLIER_1)
@@ -49,6 +62,11 @@ def words(state: int, indices: Ids) -> Words:
     z *= np.uint64(_MULTIPLIER_2)
     z ^= z >> np.uint64(31)
     return z
+
+
+@lru_cache(maxsize=2)
+def _multiples(count: int) -> Words:
+    return np.arange(1, count + 1, dtype=np.uint64) * np.uint64(GAMMA)
 
 
 def position_state(seed: int, position: int) -> int:
@@ -71,3 +89,10 @@ def gumbel(state: int, indices: Ids) -> npt.NDArray[np.float64]:
     uniform *= 2.0**-53
     noise: npt.NDArray[np.float64] = -np.log(-np.log(uniform))
     return noise
+
+
+def least_word(noise: float) -> int:
+    """No index whose word is below this has Gumbel noise above `noise`."""
+    uniform = math.exp(-math.exp(-noise))
+    # Some units of the 53 bits less, for what rounding may have added.
+    return min(max(int(uniform * 2**53) - 16, 0), 2**53 - 1) << 11

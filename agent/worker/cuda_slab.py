@@ -35,6 +35,15 @@ class CudaSlab:
         self._bases: list[int] = [array.data_ptr() for array in self._arrays]
         self._driver = ctypes.CDLL("libcuda.so.1")
         self._hold_context()
+        for base in self._bases:
+            # Whatever lay there could be a NaN, which a weight of zero does not hide.
+            self._check(
+                self._driver.cuMemsetD8_v2(
+                    ctypes.c_uint64(base),
+                    ctypes.c_ubyte(0),
+                    ctypes.c_size_t(lanes * lane.lane_bytes),
+                )
+            )
 
     def address(self, layer_part: int, lane: int) -> int:
         return self._bases[layer_part] + lane * self.lane.lane_bytes

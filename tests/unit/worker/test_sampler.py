@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from agent.worker.counter_random import gumbel, position_state, word, words
+from agent.worker.counter_random import gumbel, least_word, position_state, word, words
 from agent.worker.sampler import Logits, candidates, largest, sample
 from bus.messages.link import SamplingParams
 
@@ -21,7 +21,8 @@ def logits_of(*probabilities: float) -> Logits:
 
 
 def chosen(scaled: Logits, rule: SamplingParams) -> list[int]:
-    return sorted(candidates(scaled, rule).tolist())
+    ids = candidates(scaled, rule)
+    return sorted(ids.tolist()) if ids is not None else list(range(len(scaled)))
 
 
 # --- the counter --------------------------------------------------------------------------------
@@ -205,6 +206,48 @@ def test_a_draw_depends_on_neither_its_row_nor_its_neighbours() -> None:
     order = [5, 2, 7, 0, 6, 1, 3, 4]
     shuffled = sample(logits[order], [rules[i] for i in order], [positions[i] for i in order])
     assert shuffled == [together[i] for i in order]
+
+
+def test_looking_at_likely_tokens_first_finds_the_same_winner() -> None:
+    rng = np.random.default_rng(8)
+    for spread in (0.1, 3.0, 12.0):
+        logits = rng.normal(size=(1, 5000)).astype(np.float32) * np.float32(spread)
+        for position in range(200):
+            rule = SamplingParams(seed=11)
+            noise = gumbel(position_state(11, position), np.arange(5000))
+            assert sample(logits, [rule], [position]) == [int((logits[0] + noise).argmax())]
+
+
+@pytest.mark.parametrize("noise", [-3.0, 0.0, 5.0, 20.0, 36.0, 50.0])
+def test_no_word_below_the_least_has_more_noise(noise: float) -> None:
+    least = least_word(noise)
+    assert 0 <= least < 2**64
+    # The noise of the word before the least, by the definition.
+    before = max(least - 1, 0) >> 11
+    assert -math.log(-math.log((before + 0.5) * 2.0**-53)) <= noise or least == 0
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 3.0, 8.0])
+def test_cuts_equal_their_definition_by_a_full_sort(spread: float) -> None:
+    rng = np.random.default_rng(12)
+    for _ in range(30):
+        logits = np.round(rng.normal(size=3000) * spread, 2)
+        scaled = (logits - logits.max()).astype(np.float32)
+        rule = SamplingParams(
+            top_k=int(rng.choice([0, 1, 40, 93, 94, 2999])),
+            top_p=float(rng.choice([1.0, 0.999, 0.9, 0.3])),
+            min_p=float(rng.choice([0.0, 0.001, 0.2])),
+        )
+        order = np.lexsort((np.arange(3000), -scaled))
+        mass = np.cumsum(np.exp(scaled[order]), dtype=np.float64)
+        keep = np.ones(3000, bool)
+        if rule.top_k:
+            keep[rule.top_k :] = False
+        if rule.min_p:
+            keep &= scaled[order] >= np.float32(np.log(rule.min_p))
+        if rule.top_p < 1.0:
+            keep[1:] &= mass[:-1] < rule.top_p * mass[-1]
+        assert chosen(scaled, rule) == sorted(order[keep].tolist())
 
 
 def test_cuts_do_not_change_a_draw_that_they_keep() -> None:
