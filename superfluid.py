@@ -1,0 +1,113 @@
+"""The door for scripts: `import superfluid`, then `superfluid.connect()`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from bus.answer import Answer
+from bus.call import Call, Placed, Queued, Stream, Token
+from bus.client import ANSWER_TIMEOUT_S, Client
+from bus.client_address import api_address
+from bus.errors import (
+    BlobMissing,
+    ConfigInvalid,
+    ConstraintInvalid,
+    ConstraintReplayFailed,
+    ContextLengthExceeded,
+    CursorAhead,
+    Expired,
+    Internal,
+    Invalid,
+    ModelIncomplete,
+    NodeLost,
+    NoHead,
+    NoNode,
+    NotAllowed,
+    NotAuthorised,
+    NotFound,
+    Parked,
+    PortInUse,
+    QueueFull,
+    RateLimited,
+    RequestKillsWorkers,
+    SessionBusy,
+    StartError,
+    StoreCorrupt,
+    SuperfluidError,
+    TimedOut,
+    TokenizerUnavailable,
+    TokenRefused,
+    TooLarge,
+    UnsupportedOnFleet,
+    WireError,
+)
+from bus.state import StateFolder
+from bus.version import __version__
+
+
+def connect(
+    address: str | None = None,
+    *,
+    state: str | Path | None = None,
+    timeout_s: float = ANSWER_TIMEOUT_S,
+) -> Client:
+    """Connect to a head.
+
+    Args:
+        address: of its client API (`ipc://...`, `tcp://...`). None takes `$SUPERFLUID_API`, else
+            what the head of the state folder wrote down.
+        state: the state folder; None takes `$SUPERFLUID_STATE`, else the default one.
+        timeout_s: how long an answer may take unless its call says otherwise.
+
+    Raises:
+        NoHead: none answers there.
+    """
+    named = address or (None if state else os.environ.get("SUPERFLUID_API"))
+    if named is None:
+        named = api_address(StateFolder.resolve(Path(state) if state else None))
+    return Client(named, timeout_s=timeout_s)
+
+
+__all__ = [
+    "Answer",
+    "BlobMissing",
+    "Call",
+    "Client",
+    "ConfigInvalid",
+    "ConstraintInvalid",
+    "ConstraintReplayFailed",
+    "ContextLengthExceeded",
+    "CursorAhead",
+    "Expired",
+    "Internal",
+    "Invalid",
+    "ModelIncomplete",
+    "NoHead",
+    "NoNode",
+    "NodeLost",
+    "NotAllowed",
+    "NotAuthorised",
+    "NotFound",
+    "Parked",
+    "Placed",
+    "PortInUse",
+    "QueueFull",
+    "Queued",
+    "RateLimited",
+    "RequestKillsWorkers",
+    "SessionBusy",
+    "StartError",
+    "StoreCorrupt",
+    "Stream",
+    "SuperfluidError",
+    "TimedOut",
+    "Token",
+    "TokenRefused",
+    "TokenizerUnavailable",
+    "TooLarge",
+    "UnsupportedOnFleet",
+    "WireError",
+    "__version__",
+    "connect",
+]

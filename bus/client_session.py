@@ -212,6 +212,11 @@ class ClientSession:
         """Whether its end has yet to come."""
         return request in self._open
 
+    @property
+    def idle(self) -> bool:
+        """Whether no request is open."""
+        return not self._open
+
     def cursor(self, request: RequestId) -> int:
         """How many tokens of an open request came."""
         return self._open[request].cursor

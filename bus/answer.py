@@ -1,0 +1,81 @@
+"""What a finished request gives to the one who asked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bus.codec import from_map
+from bus.errors import Invalid, WireError
+from bus.messages.api import AnswerUsage, Timing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One request's whole output.
+
+    Attributes:
+        text: all of its text.
+        tokens: its token ids, the truth that the text is made from.
+        finish: `stop`, `length`, `cancelled` or `expired`.
+        usage: tokens of the prompt, found in a cache, made, and made again.
+        timing: milliseconds from the head's acceptance, and the rate.
+        node: the identity of the node that served the end of it.
+        session: names it for `attach`.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish: str
+    usage: AnswerUsage
+    timing: Timing
+    node: str
+    session: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as `sfctl -o json` prints it."""
+        return dataclasses.asdict(self)
+
+
+def read_answer(end: Mapping[str, Any], text: str, tokens: Sequence[int]) -> Answer:
+    """The answer that an `end` reply closes.
+
+    Args:
+        end: the reply's body.
+        text: all text, with the tail that the end carries.
+        tokens: all token ids that came.
+
+    Raises:
+        WireError: the end lacks something, or counts other tokens than came.
+    """
+    try:
+        usage = from_map(AnswerUsage, _part(end, "usage"))
+        timing = from_map(Timing, _part(end, "timing"))
+        finish, node, session = (_name(end, key) for key in ("finish", "node", "session"))
+    except Invalid as error:
+        raise WireError(f"the head sent a wrong end: {error.message}") from None
+    return Answer(
+        text=text,
+        tokens=tuple(tokens),
+        finish=finish,
+        usage=usage,
+        timing=timing,
+        node=node,
+        session=session,
+    )
+
+
+def _part(end: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    part = end.get(key)
+    if not isinstance(part, dict):
+        raise Invalid(f"{key} is missing", param=key)
+    return part
+
+
+def _name(end: Mapping[str, Any], key: str) -> str:
+    name = end.get(key)
+    if not isinstance(name, str):
+        raise Invalid(f"{key} is missing", param=key)
+    return name

@@ -1,0 +1,330 @@
+"""The blocking client: `ClientSession` over one socket, in the thread that calls.
+
+with superfluid.connect() as client:
+    print(client.generate("smollm2", "Once upon a time", max_new=40).result().text)
+    with client.chat("smollm2", [{"role": "user", "content": "Hello"}]).stream() as stream:
+        for event in stream:
+            if event.type == "token":
+                print(event.text, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from bus.call import Call
+from bus.client_session import ClientSession, Ended, Failed
+from bus.errors import Invalid, NoHead, SuperfluidError, WireError
+from bus.ids import RequestId
+from bus.messages.api import DEFAULT_CREDIT, GenerationOptions
+from bus.transport.api_client import ApiSocket
+
+#: How long an answer may take, and an operation that the head answers from memory.
+ANSWER_TIMEOUT_S = 600.0
+OPERATION_TIMEOUT_S = 30.0
+#: How long a head that went away is waited for while something can be continued.
+RECONNECT_S = 15.0
+_RECONNECT_EVERY_S = 0.1
+_SETTLE_S = 0.5
+
+_OPTIONS = frozenset(f.name for f in dataclasses.fields(GenerationOptions)) - {"model"}
+
+
+class Client:
+    """A connection to a head. Used by one thread; close it, or use it in `with`.
+
+    Args:
+        address: `ipc://...` or `tcp://...` of the head's client API.
+        timeout_s: how long an answer may take unless its call says otherwise.
+
+    Raises:
+        NoHead: no head answers there.
+    """
+
+    def __init__(self, address: str, *, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+        self.address = address
+        self._timeout_s = timeout_s
+        self._session = ClientSession(os.urandom)
+        self._closed = False
+        self._socket: ApiSocket | None = ApiSocket(address)
+
+    # --- answers ----------------------------------------------------------------------------
+
+    def generate(
+        self,
+        model: str,
+        prompt: str | Sequence[int],
+        *,
+        timeout_s: float | None = None,
+        credit: int = DEFAULT_CREDIT,
+        **options: Any,
+    ) -> Call:
+        """Ask for a continuation of `prompt`.
+
+        Args:
+            model: its name in the fleet.
+            prompt: text, or token ids.
+            timeout_s: how long the answer may take from now on.
+            credit: events that may wait here unread, 1 to 4096.
+            **options: what docs/api.md lists: max_new, temperature, top_k, top_p, min_p, seed,
+                ignore_eos, max_wall_ms, qos, key, exact, on_disconnect.
+
+        Raises:
+            Invalid: an option that does not exist.
+        """
+        named = {"prompt": prompt} if isinstance(prompt, str) else {"tokens": list(prompt)}
+        body = {"model": model, **named, **_checked(options)}
+        return self._call("generate", body, timeout_s, credit)
+
+    def chat(
+        self,
+        model: str,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        template: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+        credit: int = DEFAULT_CREDIT,
+        **options: Any,
+    ) -> Call:
+        """Ask for the next message of a conversation.
+
+        Args:
+            model: its name in the fleet.
+            messages: maps with `role` and `content`.
+            template: further variables for the model's chat template.
+            timeout_s: how long the answer may take from now on.
+            credit: events that may wait here unread, 1 to 4096.
+            **options: as for `generate`.
+
+        Raises:
+            Invalid: an option that does not exist.
+        """
+        body = {"model": model, "messages": [dict(m) for m in messages], **_checked(options)}
+        if template is not None:
+            body["template"] = dict(template)
+        return self._call("chat", body, timeout_s, credit)
+
+    def attach(
+        self,
+        *,
+        key: str | None = None,
+        session: str | None = None,
+        offset: int = 0,
+        timeout_s: float | None = None,
+        credit: int = DEFAULT_CREDIT,
+    ) -> Call:
+        """Continue an answer from token `offset`, by its idempotency key or its session.
+
+        Raises:
+            Invalid: not exactly one of key and session is given.
+        """
+        if (key is None) == (session is None):
+            raise Invalid("give one of key and session", param="key")
+        named = {"key": key} if key is not None else {"session": session}
+        return self._call("attach", {**named, "offset": offset}, timeout_s, credit)
+
+    # --- operations -------------------------------------------------------------------------
+
+    def hello(self) -> dict[str, Any]:
+        """Versions, limits and features of the head."""
+        return self.operation("hello")
+
+    def ping(self) -> float:
+        """Ask whether the head lives; gives the seconds that it took."""
+        start = self.clock()
+        self.operation("ping")
+        return self.clock() - start
+
+    def status(self) -> dict[str, Any]:
+        """The head's view of itself and the fleet."""
+        return self.operation("status")
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """One map per node."""
+        return _maps(self.operation("nodes"), "nodes")
+
+    def models(self) -> list[dict[str, Any]]:
+        """One map per model that the fleet knows."""
+        return _maps(self.operation("models"), "models")
+
+    def tokenize(self, model: str, text: str, *, add_special: bool = True) -> list[int]:
+        """The token ids of a text."""
+        body: dict[str, Any] = {"model": model, "text": text, "add_special": add_special}
+        tokens = self.operation("tokenize", **body).get("tokens")
+        if not isinstance(tokens, list) or not all(type(item) is int for item in tokens):
+            raise WireError("the head answered tokenize without tokens; are versions equal?")
+        return tokens
+
+    def detokenize(self, model: str, tokens: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of token ids."""
+        body: dict[str, Any] = {
+            "model": model,
+            "tokens": list(tokens),
+            "skip_special": skip_special,
+        }
+        text = self.operation("detokenize", **body).get("text")
+        if not isinstance(text, str):
+            raise WireError("the head answered detokenize without text; are versions equal?")
+        return text
+
+    def operation(
+        self, op: str, /, timeout_s: float = OPERATION_TIMEOUT_S, **body: Any
+    ) -> dict[str, Any]:
+        """Any operation of docs/api.md that is answered by one reply; gives its keys.
+
+        Raises:
+            SuperfluidError: what the head answered, or TimedOut, or NoHead.
+        """
+        request = self._start(op, body, timeout_s, DEFAULT_CREDIT)
+        while True:
+            for event in self._session.take(request):
+                if isinstance(event, Failed):
+                    raise event.error
+                if isinstance(event, Ended):
+                    return {k: v for k, v in event.body.items() if k not in ("id", "kind")}
+            self.pump(None)
+
+    # --- the connection ---------------------------------------------------------------------
+
+    @property
+    def session(self) -> ClientSession:
+        """The protocol core; a call takes its events from it."""
+        return self._session
+
+    @staticmethod
+    def clock() -> float:
+        """Seconds; the client's own deadlines only, so that it runs on any system."""
+        return time.monotonic()
+
+    def flush(self) -> None:
+        """Send what is to be sent. A connection that is gone is found by the next `pump`.
+
+        Raises:
+            TimedOut: the head takes nothing.
+        """
+        if self._socket is None:
+            return
+        for frames in self._session.frames_to_send():
+            # When it is lost, what is open is sent or attached anew after `_reconnect`.
+            self._socket.send(frames)
+
+    def settle(self) -> None:
+        """See that what was sent has arrived, so that a cancel is not lost by closing."""
+        try:
+            self.operation("ping", timeout_s=_SETTLE_S)
+        except SuperfluidError:
+            pass  # the head drops what its clients leave behind by itself, only later
+
+    def pump(self, until: float | None) -> None:
+        """Send, then wait for at least one message, a timeout, or `until`.
+
+        Raises:
+            NoHead: the client is closed.
+        """
+        if self._socket is None:
+            raise NoHead("this client has no connection; connect again")
+        self.flush()
+        times = [t for t in (until, self._session.next_timeout()) if t is not None]
+        wait_s = max(0.0, min(times) - self.clock()) if times else 0.0
+        alive = self._receive(self._socket, wait_s)
+        alive = self._session.handle_timeout(self.clock()) and alive
+        self.flush()
+        if not alive:
+            try:
+                self._reconnect()
+            except NoHead:
+                pass  # each open request has it as its error
+
+    def close(self) -> None:
+        """Close the connection. Open requests end as their `on_disconnect` says."""
+        self._closed = True
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+            self._session.connection_lost()
+            self._session.fail_all(NoHead("this client was closed; connect again"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _receive(self, socket: ApiSocket, wait_s: float) -> bool:
+        """Take all that came, waiting for the first; False when the connection has ended."""
+        frames = socket.recv(wait_s)
+        while frames is not None:
+            self._session.receive(frames, self.clock())
+            frames = socket.recv(0)
+        return not socket.lost
+
+    def _call(self, op: str, body: Mapping[str, Any], timeout_s: float | None, credit: int) -> Call:
+        limit = self._timeout_s if timeout_s is None else timeout_s
+        return Call(self, self._start(op, body, limit, credit))
+
+    def _start(self, op: str, body: Mapping[str, Any], timeout_s: float, credit: int) -> RequestId:
+        if self._closed:
+            raise NoHead("this client is closed; connect again")
+        if self._socket is None or self._socket.lost:
+            self._reconnect()
+        now = self.clock()
+        request = self._session.start(op, body, now=now, credit=credit, deadline=now + timeout_s)
+        self.flush()
+        return request
+
+    def _reconnect(self) -> None:
+        """Take a new connection and go on with what can be continued.
+
+        Raises:
+            NoHead: none can be had; every open request has failed with it.
+        """
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        self._session.connection_lost()
+        until = self.clock() + RECONNECT_S
+        while self._socket is None:
+            try:
+                self._socket = ApiSocket(self.address)
+            except NoHead as error:
+                if self._session.idle or self.clock() >= until:
+                    self._session.fail_all(error)
+                    raise
+                # Nothing tells when a head begins to listen; this only spaces the attempts.
+                time.sleep(_RECONNECT_EVERY_S)
+                self._session.handle_timeout(self.clock())
+        self._session.connected(self.clock())
+        self.flush()
+
+
+def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options without those that are None. The head passes over keys it does not know, so a
+    misspelt one must be found here."""
+    for name in options:
+        if name not in _OPTIONS:
+            near = difflib.get_close_matches(name, _OPTIONS, n=1)
+            hint = (
+                f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(_OPTIONS))}"
+            )
+            raise Invalid(f"there is no option {name}; {hint}", param=name)
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _maps(body: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    found = body.get(key)
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        raise WireError(f"the head answered without {key}; are versions equal?")
+    return found
