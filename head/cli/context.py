@@ -1,0 +1,54 @@
+"""What every command knows: the state folder, where the head is, how long to wait."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from bus.client import Client
+from bus.client_address import api_address
+from bus.state import StateFolder
+
+
+@dataclass(slots=True)
+class CliContext:
+    """The global options.
+
+    Attributes:
+        state_option: `--state`; None takes $SUPERFLUID_STATE or the default.
+        api_option: `--api`; None takes $SUPERFLUID_API, or what the head wrote down.
+        timeout_s: `--timeout`; None takes each command's own.
+    """
+
+    state_option: Path | None
+    api_option: str | None
+    timeout_s: float | None
+
+    def state(self) -> StateFolder:
+        """The state folder."""
+        return StateFolder.resolve(self.state_option)
+
+    def client(self) -> Client:
+        """A connection to the head.
+
+        Raises:
+            NoHead: none answers.
+        """
+        api = self.api_option
+        if api is None and self.state_option is None:
+            api = os.environ.get("SUPERFLUID_API")
+        address = api or api_address(self.state())
+        if self.timeout_s is None:
+            return Client(address)
+        return Client(address, timeout_s=self.timeout_s)
+
+    def command(self, rest: str) -> str:
+        """A command to type next, with the options that it needs to reach the same head."""
+        state = f" --state {self.state_option}" if self.state_option else ""
+        return f"sfctl{state} {rest}"
+
+
+pass_context = click.make_pass_decorator(CliContext)

@@ -1,0 +1,55 @@
+"""`demo`: from nothing to an answer of a real model, in one command."""
+
+from __future__ import annotations
+
+import click
+
+from bus.answer import Answer
+from head.cli.chat import print_stream, summary
+from head.cli.context import CliContext, pass_context
+from head.cli.keys import FLEET_TOKEN, make_token
+from head.cli.models import import_model, pull_model, usable_models
+from head.cli.output import note
+from head.cli.services import start_services, stop_services
+
+_MODEL = "smollm2"
+_QUESTION = "In two sentences: why is the sky blue?"
+_NODES = 2
+_MAX_NEW = 120
+
+
+@click.command()
+@click.option("--model", default=_MODEL, show_default=True, help="A model that can be pulled.")
+@click.option("--prompt", default=_QUESTION, show_default=True, help="What to ask it.")
+@pass_context
+def demo(context: CliContext, model: str, prompt: str) -> None:
+    """Get a model, start one head and two node agents, and ask it something."""
+    state = context.state()
+    if model not in usable_models(state.models):
+        note(f"getting {model}")
+        file = pull_model(model)
+        note(f"importing {file.name}")
+        import_model(file, model, state.models)
+    if not (state.keys / FLEET_TOKEN).exists():
+        make_token(state.keys)
+    note("starting one head and two node agents")
+    started = start_services(context, heads=1, nodes=_NODES)
+    try:
+        answer = _ask(context, model, prompt)
+    except BaseException:
+        if started:
+            stop_services(state, context.timeout_s)
+        raise
+    click.echo("\n")
+    click.echo(f"served by {answer.node} at {answer.timing.tokens_per_s:.1f} tokens/s")
+    note(summary(answer))
+    click.echo("what to type next:")
+    for command in (f"chat {model}", "status", "down"):
+        click.echo(f"  {context.command(command)}")
+
+
+def _ask(context: CliContext, model: str, prompt: str) -> Answer:
+    click.echo(f"> {prompt}")
+    with context.client() as client:
+        messages = [{"role": "user", "content": prompt}]
+        return print_stream(client.chat(model, messages, max_new=_MAX_NEW))
