@@ -1,0 +1,75 @@
+# Everything runs from this folder alone: the environment is .venv, the demo's state .superfluid.
+
+PYTHON ?= python3
+VENV ?= .venv
+STATE ?= .superfluid
+# Extra words for pip, such as --find-links DIR.
+PIP_FLAGS ?=
+# Extra words for pytest, such as -k NAME.
+TEST_FLAGS ?=
+
+BIN := $(VENV)/bin
+SFCTL := $(BIN)/sfctl --state $(STATE)
+STAMP := $(VENV)/.installed
+STAMP_DEV := $(VENV)/.installed-dev
+PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS)
+
+.PHONY: help venv venv-dev demo stop test lint unit wheel-check bench-engine bench-fleet clean
+
+help:
+	@echo "make demo          install, get a model, start one head and two nodes, ask it something"
+	@echo "make stop          end what the demo started"
+	@echo "make test          linters, types, import contracts and all tests"
+	@echo "make venv          only install into $(VENV)"
+	@echo "make wheel-check   build the wheel and try it in an environment of its own"
+	@echo "make bench-engine  tokens/s of the engine    make bench-fleet  the fleet against the engine"
+	@echo "make clean         remove $(VENV), caches and builds (not the models)"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: superfluid needs Python 3.11 or newer; $(PYTHON) is" \
+	    "$$($(PYTHON) -V 2>&1 || echo not there). Try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP): setup.cfg pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -c constraints.txt -e '.[import]'
+	@touch $@
+
+$(STAMP_DEV): setup.cfg pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -c constraints.txt -e '.[dev]'
+	@touch $@ $(STAMP)
+
+venv: $(STAMP)
+
+venv-dev: $(STAMP_DEV)
+
+demo: $(STAMP)
+	@$(SFCTL) demo
+
+stop:
+	@if [ -x $(BIN)/sfctl ]; then $(SFCTL) down; else echo "nothing was ever installed here"; fi
+
+lint: $(STAMP_DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: $(STAMP_DEV)
+	$(BIN)/pytest -q -n 2 $(TEST_FLAGS)
+
+test: lint unit
+
+wheel-check: $(STAMP_DEV)
+	PYTHON=$(BIN)/python PIP_FLAGS='$(PIP_FLAGS)' .ci/wheel-check
+
+bench-engine: $(STAMP_DEV)
+	$(BIN)/python -P -m bench.engine
+
+bench-fleet: $(STAMP_DEV)
+	$(BIN)/python -P -m bench.fleet
+
+clean: stop
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	  .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
