@@ -87,11 +87,20 @@ class StateFolder:
         root = Path(named).expanduser().absolute()
         if not root.is_dir():
             private_folder(root)
+        found = cls(root, _run_folder(root, environment))
+        found.prepare()
+        return found
+
+    def prepare(self) -> None:
+        """Make the subfolders that are missing; `resolve` did so already.
+
+        Raises:
+            StartError: as `resolve`.
+        """
         for name in _PRIVATE:
-            private_folder(root / name)
+            private_folder(self.path / name)
         for name in _OPEN:
-            (root / name).mkdir(mode=0o700, exist_ok=True)
-        return cls(root, _run_folder(root, environment))
+            (self.path / name).mkdir(mode=0o700, exist_ok=True)
 
     @property
     def keys(self) -> Path:
