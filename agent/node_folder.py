@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 import re
 from pathlib import Path
 from types import TracebackType
@@ -12,12 +10,12 @@ from typing import Self
 
 from bus.crypto import KeyPair
 from bus.errors import ConfigInvalid, StartError
+from bus.file_lock import FileLock, LockHeld
 from bus.ids import BootCounter, NodeIdentity
 from bus.keys import load_or_create_static_key, next_boot
-from bus.transport.pipes import private_folder
+from bus.state import private_folder
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
-_PID_DIGITS = 20
 
 
 class NodeFolder:
@@ -34,7 +32,7 @@ class NodeFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = private_folder(path)
-        self._locks = [hold_lock(path / "agent.lock", f"the node folder {path}")]
+        self._locks = [_hold(path / "agent.lock", f"the node folder {path}")]
         try:
             self.key: KeyPair = load_or_create_static_key(path / "node.key")
             #: Worker incarnations of this start.
@@ -56,12 +54,12 @@ class NodeFolder:
         """
         digest = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
         lock = private_folder(run_dir) / f"identity-{digest}.lock"
-        self._locks.append(hold_lock(lock, f"the identity {identity}"))
+        self._locks.append(_hold(lock, f"the identity {identity}"))
 
     def close(self) -> None:
         """Let go. May be called again."""
         while self._locks:
-            os.close(self._locks.pop())
+            self._locks.pop().close()
 
     def __enter__(self) -> Self:
         return self
@@ -90,22 +88,11 @@ def check_name(name: str) -> str:
     return name
 
 
-def hold_lock(path: Path, what: str) -> int:
-    """Lock a file for the life of this process, or of the descriptor that is returned.
-
-    Raises:
-        StartError: another process holds it; names its process id.
-    """
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def _hold(path: Path, what: str) -> FileLock:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.read(descriptor, _PID_DIGITS).decode("ascii", "replace").strip() or "unknown"
-        os.close(descriptor)
+        return FileLock(path)
+    except LockHeld as error:
+        holder = "another agent" if error.pid is None else f"the agent with process id {error.pid}"
         raise StartError(
-            f"the agent with process id {holder} has {what}; end it, or start this one with "
-            "another --name and identity"
-        ) from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
-    return descriptor
+            f"{holder} has {what}; end it, or start this one with another --name and identity"
+        ) from error
