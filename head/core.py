@@ -47,7 +47,7 @@ from head.book import AnswerBook
 from head.effects import ClientKey, Effects, LinkKey, Reply
 from head.fleet import Fleet
 from head.outbox import Outbox
-from head.rows import ADMITTED, FINISHED, StoredAnswer, StoredState
+from head.rows import ADMITTED, FINISHED, PutPeer, StoredAnswer, StoredState
 from head.runs import RunPolicy, Runs
 from head.texts import TextDesk
 
@@ -133,7 +133,12 @@ class HeadCore:
                 due = now + self._policy.disconnect_grace_s
                 self._timers.at(due, partial(self._cancel_unread, answer))
 
-    def link_up(self, link: LinkKey, confirm: NodeConfirm, now: float) -> None:
+    def link_up(
+        self, link: LinkKey, confirm: NodeConfirm, now: float, seen: PutPeer | None = None
+    ) -> None:
+        """A node's link is up; `seen` is its Hello, to be kept."""
+        if seen is not None:
+            self.outbox.persist(seen)
         self.fleet.link_up(link, confirm, now)
         self.runs.schedule_all(now)
 

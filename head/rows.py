@@ -52,7 +52,7 @@ class PutGeneration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkSent:
-    """The generation's commands were handed to the link; its answer is `sent`."""
+    """The node has shown that it runs the answer's generation; its answer is `sent`."""
 
     answer: int
 
@@ -90,7 +90,17 @@ class PurgeAnswers:
     answers: tuple[int, ...]
 
 
-Row = PutAnswer | PutGeneration | MarkSent | PutTokens | PutFinish | PurgeAnswers
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutPeer:
+    """A link came up: the newest Hello seen of a static key, so that an older one is refused."""
+
+    public: bytes
+    identity: NodeIdentity
+    incarnation: int
+    hello_counter: int
+
+
+Row = PutAnswer | PutGeneration | MarkSent | PutTokens | PutFinish | PurgeAnswers | PutPeer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,3 +134,4 @@ class StoredState:
     boot: int
     head_id: str
     answers: tuple[StoredAnswer, ...]
+    peers: tuple[PutPeer, ...] = ()

@@ -44,7 +44,7 @@ from head.fleet import Fleet
 from head.outbox import Outbox
 from head.placement import Placement, place
 from head.queueing import Entry, RequestQueue
-from head.rows import PutGeneration, PutTokens
+from head.rows import MarkSent, PutGeneration, PutTokens
 from head.snapshot import PlacementRequest
 from head.texts import TextDesk
 
@@ -292,7 +292,9 @@ class Runs:
             return
         offset = len(answer.tokens)
         fresh = unpack_ids(ids)
-        answer.first_token_s = answer.first_token_s or now
+        if not offset:
+            answer.first_token_s = now
+            self._outbox.persist(MarkSent(answer=answer.id))
         answer.tokens.extend(fresh)
         self._outbox.persist(
             PutTokens(answer=answer.id, generation=generation, offset=offset, ids=ids)

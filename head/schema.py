@@ -81,9 +81,15 @@ _FIRST = (
         ids BLOB NOT NULL,
         PRIMARY KEY (answer, first)
     ) WITHOUT ROWID""",
+    """CREATE TABLE peer (
+        public BLOB PRIMARY KEY,
+        identity TEXT NOT NULL,
+        incarnation INTEGER NOT NULL,
+        hello_counter INTEGER NOT NULL
+    ) WITHOUT ROWID""",
 )
 
-MIGRATIONS: Sequence[Migration] = (Migration("answers, generations and tokens", _FIRST),)
+MIGRATIONS: Sequence[Migration] = (Migration("answers, generations, tokens and peers", _FIRST),)
 
 
 def stored_version(connection: sqlite3.Connection) -> int:

@@ -25,7 +25,7 @@ from head.effects import Persist
 from head.rows import PurgeAnswers, StoredAnswer, StoredState
 from head.schema import MIGRATIONS, Migration, apply, migrate, sync
 from head.store_folder import claim_folder
-from head.tables import find_answer, give_back_space, read_answers, write
+from head.tables import find_answer, give_back_space, read_answers, read_peers, write
 
 FILE = "head.db"
 #: Boot numbers are the high half of ids that SQLite keeps as signed 64-bit numbers.
@@ -82,6 +82,7 @@ class Store:
             migrate(connection, file, migrations)
             connection.execute("PRAGMA journal_mode = WAL")
             answers = read_answers(connection)
+            peers = read_peers(connection)
             head_id, boot = _raise_boot(connection, boot_above)
             store = cls(file, connection, boot, lock)
         except BaseException as error:
@@ -91,7 +92,7 @@ class Store:
             if isinstance(error, sqlite3.Error):
                 raise _start_error(file, error) from error
             raise
-        return store, StoredState(boot=boot, head_id=head_id, answers=answers)
+        return store, StoredState(boot=boot, head_id=head_id, answers=answers, peers=peers)
 
     def submit(self, persist: Persist) -> None:
         """Hand over what is to be committed; returns at once.

@@ -16,6 +16,7 @@ from head.rows import (
     PutAnswer,
     PutFinish,
     PutGeneration,
+    PutPeer,
     PutTokens,
     Row,
     StoredAnswer,
@@ -114,6 +115,13 @@ def _purge(connection: sqlite3.Connection, row: PurgeAnswers) -> None:
     )
 
 
+def _put_peer(connection: sqlite3.Connection, row: PutPeer) -> None:
+    connection.execute(
+        "INSERT OR REPLACE INTO peer VALUES (?, ?, ?, ?)",
+        (row.public, row.identity, row.incarnation, row.hello_counter),
+    )
+
+
 _WRITERS: dict[type, Write] = {
     PutAnswer: _put_answer,
     PutGeneration: _put_generation,
@@ -121,6 +129,7 @@ _WRITERS: dict[type, Write] = {
     PutTokens: _put_tokens,
     PutFinish: _put_finish,
     PurgeAnswers: _purge,
+    PutPeer: _put_peer,
 }
 
 
@@ -156,6 +165,21 @@ def read_answers(connection: sqlite3.Connection) -> tuple[StoredAnswer, ...]:
     return tuple(
         _answer(values, tokens.get(values[0], b""), latest.get(values[0]))
         for values in connection.execute(_ANSWER + "ORDER BY answer")
+    )
+
+
+def read_peers(connection: sqlite3.Connection) -> tuple[PutPeer, ...]:
+    """The newest Hello of every static key that was ever linked."""
+    return tuple(
+        PutPeer(
+            public=public,
+            identity=NodeIdentity(identity),
+            incarnation=incarnation,
+            hello_counter=hello_counter,
+        )
+        for public, identity, incarnation, hello_counter in connection.execute(
+            "SELECT public, identity, incarnation, hello_counter FROM peer ORDER BY identity"
+        )
     )
 
 

@@ -26,6 +26,8 @@ from head.rows import (
     ADMITTED,
     FINISHED,
     PLACED,
+    SENT,
+    MarkSent,
     PurgeAnswers,
     PutAnswer,
     PutFinish,
@@ -111,6 +113,8 @@ class Disk:
                     error=row.error,
                     finished_wall_s=row.finished_wall_s,
                 )
+            case MarkSent():
+                self._change(row.answer, state=SENT)
             case PurgeAnswers():
                 for answer in row.answers:
                     self._answers.pop(answer, None)

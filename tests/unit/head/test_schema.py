@@ -55,6 +55,9 @@ def test_a_file_of_version_1_is_read(folder: Path) -> None:
     assert (finished.answer, finished.key, finished.finish) == (1, "k", "stop")
     assert finished.tokens == pack_ids([10, 11, 12])
     assert (running.answer, running.state, running.node) == (2, "sent", "n2")
+    (peer,) = state.peers
+    assert (peer.public, peer.identity) == (bytes([1, 2]), "n2")
+    assert (peer.incarnation, peer.hello_counter) == (4, 7)
 
 
 def test_the_first_migration_still_makes_what_it_made(folder: Path) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from bus.errors import Internal, StartError
-from bus.ids import SessionId, pack_ids, unpack_ids
+from bus.ids import NodeIdentity, SessionId, pack_ids, unpack_ids
 from head.effects import Persist
-from head.rows import MarkSent, PurgeAnswers, StoredAnswer
+from head.rows import MarkSent, PurgeAnswers, PutPeer, StoredAnswer
 from head.store import FILE, Store
 from head.store_folder import LOCK, filesystem_type
 from tests.harness.store_rows import answer, commit, finish, generation, tokens, until_durable
@@ -146,12 +146,12 @@ def test_a_purge_takes_all_of_an_answer_and_shrinks_the_file(folder: Path) -> No
     store, _ = Store.open(folder)
     lots = tuple(tokens(1, n, *range(n, n + 1)) for n in range(500))
     commit(store, 1, answer(1), generation(1, 1), *lots, answer(2))
-    big = [answer(n) for n in range(10, 400)]
+    big = [answer(n) for n in range(10, 600)]
     commit(store, 2, *big)
     store.close()
     before = (folder / FILE).stat().st_size
     store, _ = Store.open(folder)
-    commit(store, 1, PurgeAnswers(answers=(1, *range(10, 400))))
+    commit(store, 1, PurgeAnswers(answers=(1, *range(10, 600))))
     store.close()
     assert (folder / FILE).stat().st_size < before / 2
     assert [left.answer for left in reopened(folder)] == [2]
@@ -162,6 +162,22 @@ def test_a_purge_takes_all_of_an_answer_and_shrinks_the_file(folder: Path) -> No
         ]
     connection.close()
     assert counts == [1, 0, 0]
+
+
+def test_the_newest_hello_of_a_key_is_kept(folder: Path) -> None:
+    store, _ = Store.open(folder)
+    for boot, counter in ((1, 1), (1, 2), (2, 1)):
+        seen = PutPeer(
+            public=bytes(32),
+            identity=NodeIdentity("n1"),
+            incarnation=boot,
+            hello_counter=counter,
+        )
+        commit(store, 2 * boot + counter, seen)
+    store.close()
+    store, state = Store.open(folder)
+    store.close()
+    assert [(peer.incarnation, peer.hello_counter) for peer in state.peers] == [(2, 1)]
 
 
 # --- a failed commit is the end ---------------------------------------------------------------

@@ -44,7 +44,14 @@ CREATE TABLE schema_version (
         software TEXT NOT NULL,
         applied_wall_s REAL NOT NULL
     );
-INSERT INTO "schema_version" VALUES(1,'answers, generations and tokens','0.1.0',1000.0);
+INSERT INTO "schema_version" VALUES(1,'answers, generations, tokens and peers','0.1.0',1000.0);
+CREATE TABLE peer (
+        public BLOB PRIMARY KEY,
+        identity TEXT NOT NULL,
+        incarnation INTEGER NOT NULL,
+        hello_counter INTEGER NOT NULL
+    ) WITHOUT ROWID;
+INSERT INTO "peer" VALUES(X'0102','n2',4,7);
 CREATE TABLE tokens (
         answer INTEGER NOT NULL REFERENCES answer ON DELETE CASCADE,
         first INTEGER NOT NULL,
