@@ -94,13 +94,14 @@ class ApiSocket:
                 return True
 
     def recv(self, timeout_s: float | None) -> list[bytes] | None:
-        """The next message of the head, or None when none came in time.
+        """The next message of the head.
 
         Args:
             timeout_s: seconds to wait; 0 looks without waiting, None waits for ever.
 
-        Raises:
-            NoHead: the connection ended and everything that came before its end was read.
+        Returns:
+            None when none came in time, and at once when the connection ended (see `lost`) and
+            everything that came before its end was read.
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -110,13 +111,8 @@ class ApiSocket:
                 return self._dealer.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 pass
-            if lost:
-                raise NoHead(
-                    f"the head at {self.address} closed the connection: it ended or was started "
-                    "anew; connect again, requests with a key can be taken up where they were"
-                )
             left_s = None if until is None else until - time.monotonic()
-            if left_s is not None and left_s <= 0:
+            if lost or (left_s is not None and left_s <= 0):
                 return None
             self._poller.poll(None if left_s is None else max(1, round(left_s * 1000)))
 
