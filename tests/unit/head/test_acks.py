@@ -18,7 +18,7 @@ class Desk:
         self.timers = Timers()
         self.desk = AckDesk(self.outbox, self.timers)
 
-    def sent(self) -> list[tuple[int, dict[int, int]]]:
+    def sent(self) -> list[tuple[int, dict[GenerationId, int]]]:
         found = []
         for tagged in self.outbox.drain().outputs:
             output = tagged.output
