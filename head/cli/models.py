@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -34,10 +35,15 @@ def import_model(file: Path, name: str, models: Path) -> Path:
     return path
 
 
+def local_models(models: Path) -> list[dict[str, Any]]:
+    """One map per model folder: `name`, `usable`, and its figures or the `reason` why not."""
+    _, rows = run_model_program(["ls", str(models)], lambda step, done, total: None)
+    return [{key: value for key, value in row.items() if key != "event"} for row in rows]
+
+
 def usable_models(models: Path) -> list[str]:
     """Names of the models here that can be served."""
-    _, rows = run_model_program(["ls", str(models)], lambda step, done, total: None)
-    return [str(row["name"]) for row in rows if row.get("usable")]
+    return [str(row["name"]) for row in local_models(models) if row.get("usable")]
 
 
 @click.group()
@@ -80,7 +86,4 @@ def model_ls(context: CliContext, fleet: bool, form: str) -> None:
         with context.client() as client:
             print_rows(client.models(), _FLEET_COLUMNS, form)
         return
-    arguments = ["ls", str(context.state().models)]
-    _, rows = run_model_program(arguments, lambda step, done, total: None)
-    shown = [{k: v for k, v in row.items() if k != "event"} for row in rows]
-    print_rows(shown, _LOCAL_COLUMNS, form)
+    print_rows(local_models(context.state().models), _LOCAL_COLUMNS, form)

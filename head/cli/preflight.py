@@ -13,7 +13,8 @@ from bus.errors import ConfigInvalid, ModelIncomplete, PortInUse, StartError, To
 from bus.keys import load_token
 from bus.state import StateFolder
 from head.cli.keys import FLEET_TOKEN
-from head.cli.models import usable_models
+from head.cli.models import local_models
+from head.cli.output import note
 from head.config import HeadConfig
 
 #: As `minfds` of supervisord.conf.
@@ -111,7 +112,7 @@ def check_port(bind: str) -> None:
 
 
 def check_models(state: StateFolder, hint: str) -> list[str]:
-    """The names of the models here.
+    """The names of the models here; tells of those that can not be served.
 
     Args:
         hint: the command that makes one.
@@ -119,7 +120,13 @@ def check_models(state: StateFolder, hint: str) -> list[str]:
     Raises:
         ModelIncomplete: there is none that can be served.
     """
-    names = usable_models(state.models)
+    rows = local_models(state.models)
+    names = [str(row["name"]) for row in rows if row["usable"]]
+    reasons = [str(row["reason"]) for row in rows if not row["usable"]]
+    if not rows:
+        raise ModelIncomplete(f"there is no model in {state.models}; make one with: {hint}")
     if not names:
-        raise ModelIncomplete(f"there is no usable model in {state.models}; make one with: {hint}")
+        raise ModelIncomplete(reasons[0])
+    for reason in reasons:
+        note(f"not served: {reason}")
     return names

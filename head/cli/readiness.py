@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -14,15 +16,18 @@ from rich.status import Status
 
 from bus.client import Client
 from bus.client_address import api_address
-from bus.errors import NoHead, StartError, TimedOut
+from bus.errors import ConfigInvalid, NoHead, StartError, TimedOut, TokenRefused
 from bus.state import StateFolder
 from head.cli.output import one_line
-from head.cli.supervision import FAILED_STATES, ServiceProcess, Supervisor
+from head.cli.supervision import FAILED_STATES, Supervisor
 
 _ASK_EVERY_S = 0.2
 _ANSWER_S = 5.0
 #: A process may fail this often before it counts: one restart is not a fault yet.
 _TRIES = 2
+#: How a service ends that knows why it can not start.
+_SAID = re.compile(r"(?:sf-head|sf-agent|error): (.+)")
+_CLASS_OF_EXIT = {2: ConfigInvalid, 6: TokenRefused}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +68,11 @@ def wait_ready(wanted: Readiness, supervisor: Supervisor, timeout_s: float) -> N
     """Ask until all is there.
 
     Raises:
-        StartError: a service does not stay up.
+        StartError: a service does not stay up; of the class that its exit code means.
         TimedOut: not all was there in time; says what was missing.
     """
     deadline = time.monotonic() + timeout_s
-    watch = _Watch(supervisor)
+    watch = _Watch(supervisor, wanted.state)
     with _spinner() as show, _Asker(wanted) as asker:
         while True:
             missing = watch.check() or asker.ask()
@@ -86,9 +91,10 @@ def wait_ready(wanted: Readiness, supervisor: Supervisor, timeout_s: float) -> N
 class _Watch:
     """Sees services that fail again and again."""
 
-    def __init__(self, supervisor: Supervisor) -> None:
+    def __init__(self, supervisor: Supervisor, state: StateFolder) -> None:
         self._supervisor = supervisor
-        self._pids: dict[str, set[int]] = {}
+        self._state = state
+        self._starts: dict[str, set[int]] = {}
 
     def check(self) -> str:
         """What is not started yet; empty when all processes run.
@@ -98,22 +104,43 @@ class _Watch:
         """
         waiting = ""
         for process in self._supervisor.processes():
-            pids = self._pids.setdefault(process.name, set())
-            if process.pid:
-                pids.add(process.pid)
-            failing = process.state in FAILED_STATES
-            if process.state == "FATAL" or len(pids) > _TRIES or (failing and len(pids) == _TRIES):
-                raise StartError(_does_not_stay(process))
+            starts = self._starts.setdefault(process.name, set())
+            if process.started:
+                starts.add(process.started)
+            failing = process.state in FAILED_STATES and len(starts) >= _TRIES
+            if process.state == "FATAL" or failing or len(starts) > _TRIES:
+                raise why_not_up(self._state, process.name)
             if not process.pid:
                 waiting = f"{process.name} is {process.state.lower()}"
         return waiting
 
 
-def _does_not_stay(process: ServiceProcess) -> str:
-    return (
-        f"{process.name} does not stay up; its last lines are above, all of them with: "
-        f"sfctl logs {process.name}"
-    )
+def why_not_up(state: StateFolder, name: str) -> StartError:
+    """The error of a service that ends again and again: its own words, when it said some."""
+    said = _SAID.match(last_line(state.log / f"{name}.log"))
+    if said is None:
+        return StartError(f"{name} does not stay up; all that it said is in: sfctl logs {name}")
+    ended = re.compile(rf"exited: {re.escape(name)} \(exit status (\d+);")
+    codes = [found[1] for found in ended.finditer(_read(state.log / "supervisord.log"))]
+    cls = _CLASS_OF_EXIT.get(int(codes[-1]) if codes else 1, StartError)
+    return cls(f"{name} can not start: {said[1]}")
+
+
+def explains_itself(log: Path) -> bool:
+    """Whether the last thing that a service said is why it can not start."""
+    return _SAID.match(last_line(log)) is not None
+
+
+def last_line(file: Path) -> str:
+    """The last line of a log; empty when there is none."""
+    return one_line(next(iter(_read(file).rstrip().splitlines()[-1:]), ""))
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace")
+    except FileNotFoundError:
+        return ""
 
 
 class _Asker:

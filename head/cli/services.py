@@ -18,7 +18,7 @@ from head.cli.context import CliContext, pass_context
 from head.cli.models import usable_models
 from head.cli.output import note, one_line
 from head.cli.processes import ProcessId, descendants, end, process, services_of, wait_ended
-from head.cli.readiness import Readiness, wait_ready
+from head.cli.readiness import Readiness, explains_itself, wait_ready
 from head.cli.supervision import Supervisor
 
 UP_TIMEOUT_S = 180.0
@@ -148,10 +148,8 @@ def _show_last_words(state: StateFolder, supervisor: Supervisor) -> None:
     except StartError:
         return
     for each in processes:
-        if each.problem:
-            note(f"{each.name}: {each.problem}")
         file = state.log / f"{each.name}.log"
-        if each.state != "RUNNING" and file.exists():
+        if each.state != "RUNNING" and file.exists() and not explains_itself(file):
             note(f"last lines of {file}:")
             for line in read_log(file, 5, follow=False):
                 note(f"  {line}")

@@ -29,13 +29,20 @@ FAILED_STATES = frozenset({"BACKOFF", "FATAL", "EXITED", "UNKNOWN"})
 
 @dataclass(frozen=True, slots=True)
 class ServiceProcess:
-    """One process that supervisord keeps. `name` is `head` or `node-1`; pid 0 is none."""
+    """One process that supervisord keeps.
+
+    Attributes:
+        name: `head`, or `node-1`.
+        state: supervisor's name of it.
+        pid: 0 is none.
+        started: when it was last started, in seconds of wall time; tells one start from another.
+    """
 
     name: str
     group: str
     state: str
     pid: int
-    problem: str
+    started: int
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -87,7 +94,7 @@ class Supervisor:
                 str(info["group"]),
                 str(info["statename"]),
                 int(info["pid"]),
-                str(info["spawnerr"]),
+                int(info["start"]),
             )
             for info in self._call("getAllProcessInfo")
         ]
