@@ -33,7 +33,7 @@ from bus.frames import (
 )
 from bus.keys import FleetToken, fingerprint
 from bus.link import HandshakeRefused, LinkIdentity, PeerInfo, Refusal, Role
-from bus.messages.link import U8, Name
+from bus.messages.link import U8, U63, Name
 from bus.noise import NoiseHandshake
 
 #: Nobody has proved anything yet, so a Hello may cost no more than this to look at.
@@ -53,8 +53,8 @@ HANDSHAKE = Codec("handshake", max_bytes=MAX_HELLO_ACK_BYTES)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HelloPayload:
     identity: Name
-    incarnation: int
-    counter: int
+    incarnation: U63
+    counter: U63
 
 
 @HANDSHAKE.message(tag=2)
@@ -63,7 +63,7 @@ class HelloAckPayload:
     version: U8
     suite: Annotated[int, Range(0, 0xFFFF)]
     identity: Name
-    incarnation: int
+    incarnation: U63
     capabilities: Annotated[tuple[Name, ...], MaxItems(64)] = ()
 
 

@@ -29,6 +29,8 @@ LINK = Codec("Link-F", max_bytes=MAX_MESSAGE_BYTES)
 
 U8 = Annotated[int, Range(0, 255)]
 U32 = Annotated[int, Range(0, 2**32 - 1)]
+#: Numbers of peers that the head stores; SQLite's integers are signed.
+U63 = Annotated[int, Range(0, 2**63 - 1)]
 Name = Annotated[str, MaxBytes(128)]
 Fraction = Annotated[float, Range(0.0, 1.0)]
 
@@ -81,7 +83,7 @@ class ModelStatus:
     prefill_rate: Annotated[float, Range(0.0, 1e9)] = 0.0
     tokenizer_digest: int = 0
     numerics: NumericsId = NumericsId("")
-    worker: WorkerIncarnation = WorkerIncarnation(0)
+    worker: Annotated[WorkerIncarnation, Range(0, 2**63 - 1)] = WorkerIncarnation(0)
     device: Annotated[str, MaxBytes(64)] = ""
     prefixes: Annotated[tuple[bytes, ...], MaxItems(4096)] = ()
 
@@ -168,8 +170,8 @@ class Watermark:
 class NodeConfirm:
     """The node's side of the last handshake step."""
 
-    identity: NodeIdentity
-    incarnation: int
+    identity: Annotated[NodeIdentity, MaxBytes(128)]
+    incarnation: U63
     software: Name
     capabilities: Annotated[tuple[Name, ...], MaxItems(64)] = ()
     models: Annotated[tuple[ModelStatus, ...], MaxItems(256)] = ()
