@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 STATE ?= .superfluid
-# Extra words for pip, such as --find-links DIR.
+# Extra words for pip, such as -c constraints.txt for the versions that CI tests with.
 PIP_FLAGS ?=
 # Extra words for pytest, such as -k NAME.
 TEST_FLAGS ?=
@@ -31,12 +31,12 @@ $(BIN)/python:
 	    "$$($(PYTHON) -V 2>&1 || echo not there). Try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(STAMP): setup.cfg pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -c constraints.txt -e '.[import]'
+$(STAMP): setup.cfg pyproject.toml | $(BIN)/python
+	$(PIP) -e '.[import]'
 	@touch $@
 
-$(STAMP_DEV): setup.cfg pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -c constraints.txt -e '.[dev]'
+$(STAMP_DEV): setup.cfg pyproject.toml | $(BIN)/python
+	$(PIP) -e '.[dev]'
 	@touch $@ $(STAMP)
 
 venv: $(STAMP)
