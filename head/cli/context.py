@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +14,8 @@ import click
 from bus.client import Client
 from bus.client_address import api_address
 from bus.state import StateFolder
+
+_NAME = "sfctl"
 
 
 @dataclass(slots=True)
@@ -47,8 +52,19 @@ class CliContext:
 
     def command(self, rest: str) -> str:
         """A command to type next, with the options that it needs to reach the same head."""
-        state = f" --state {self.state_option}" if self.state_option else ""
-        return f"sfctl{state} {rest}"
+        words = [_program()]
+        if self.state_option is not None:
+            words += ["--state", str(self.state_option)]
+        return f"{shlex.join(words)} {rest}"
+
+
+def _program() -> str:
+    """How this program can be called: its name when the shell finds it, else its path."""
+    called = Path(sys.argv[0])
+    found = shutil.which(_NAME)
+    if called.name != _NAME or (found and Path(found).resolve() == called.resolve()):
+        return _NAME
+    return os.path.relpath(called) if called.is_relative_to(Path.cwd()) else str(called)
 
 
 pass_context = click.make_pass_decorator(CliContext)

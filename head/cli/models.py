@@ -53,11 +53,12 @@ def model() -> None:
 
 @model.command("pull")
 @click.argument("name")
-def model_pull(name: str) -> None:
+@pass_context
+def model_pull(context: CliContext, name: str) -> None:
     """Download a known model (such as smollm2) and print where its GGUF file is."""
     path = pull_model(name)
     click.echo(str(path))
-    note(f"next: sfctl model import {name}")
+    note(f"next: {context.command(f'model import {name}')}")
 
 
 @model.command("import")
