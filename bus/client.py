@@ -42,14 +42,22 @@ class Client:
     Args:
         address: `ipc://...` or `tcp://...` of the head's client API.
         timeout_s: how long an answer may take unless its call says otherwise.
+        operation_timeout_s: the same for what is answered by one reply.
 
     Raises:
         NoHead: no head answers there.
     """
 
-    def __init__(self, address: str, *, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout_s: float = ANSWER_TIMEOUT_S,
+        operation_timeout_s: float = OPERATION_TIMEOUT_S,
+    ) -> None:
         self.address = address
         self._timeout_s = timeout_s
+        self._operation_timeout_s = operation_timeout_s
         self._session = ClientSession(os.urandom)
         self._closed = False
         self._socket: ApiSocket | None = ApiSocket(address)
@@ -173,15 +181,14 @@ class Client:
             raise WireError("the head answered detokenize without text; are versions equal?")
         return text
 
-    def operation(
-        self, op: str, /, timeout_s: float = OPERATION_TIMEOUT_S, **body: Any
-    ) -> dict[str, Any]:
+    def operation(self, op: str, /, timeout_s: float | None = None, **body: Any) -> dict[str, Any]:
         """Any operation of docs/api.md that is answered by one reply; gives its keys.
 
         Raises:
             SuperfluidError: what the head answered, or TimedOut, or NoHead.
         """
-        request = self._start(op, body, timeout_s, DEFAULT_CREDIT)
+        limit = self._operation_timeout_s if timeout_s is None else timeout_s
+        request = self._start(op, body, limit, DEFAULT_CREDIT)
         while True:
             for event in self._session.take(request):
                 if isinstance(event, Failed):

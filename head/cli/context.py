@@ -48,7 +48,7 @@ class CliContext:
         address = api or api_address(self.state())
         if self.timeout_s is None:
             return Client(address)
-        return Client(address, timeout_s=self.timeout_s)
+        return Client(address, timeout_s=self.timeout_s, operation_timeout_s=self.timeout_s)
 
     def command(self, rest: str) -> str:
         """A command to type next, with the options that it needs to reach the same head."""

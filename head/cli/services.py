@@ -170,8 +170,11 @@ def stop_services(state: StateFolder, timeout_s: float | None) -> bool:
     supervisor = Supervisor(state)
     mine: list[ProcessId] = services_of(state.path)
     if supervisor.running():
-        mine += _stop_in_order(supervisor)
-        wait_ended(mine, timeout_s or DOWN_TIMEOUT_S)
+        try:
+            _stop_in_order(supervisor, mine)
+            wait_ended(mine, timeout_s or DOWN_TIMEOUT_S)
+        except StartError as error:
+            note(f"the orderly end failed: {error.message}")
     # Whatever started while the first list was made, too.
     left = [each for each in {*mine, *services_of(state.path)} if each.alive]
     if left:
@@ -183,20 +186,20 @@ def stop_services(state: StateFolder, timeout_s: float | None) -> bool:
     return bool(mine)
 
 
-def _stop_in_order(supervisor: Supervisor) -> list[ProcessId]:
-    """Stop the groups and supervisord; gives all processes that this should end."""
+def _stop_in_order(supervisor: Supervisor, mine: list[ProcessId]) -> None:
+    """Stop the groups and supervisord; adds all processes that this should end to `mine`.
+
+    Raises:
+        StartError: supervisord does not do as it is told.
+    """
     pid = supervisor.pid()
     itself = process(pid)
-    found = descendants(pid) + ([itself] if itself else [])
-    try:
-        groups = {each.group for each in supervisor.processes()}
-        for group in ("node", "head"):
-            if group in groups:
-                supervisor.stop_group(group)
-        supervisor.shutdown()
-    except StartError as error:
-        note(f"the orderly end failed: {error.message}")
-    return found
+    mine += descendants(pid) + ([itself] if itself else [])
+    groups = {each.group for each in supervisor.processes()}
+    for group in ("node", "head"):
+        if group in groups:
+            supervisor.stop_group(group)
+    supervisor.shutdown()
 
 
 def read_log(file: Path, lines: int, *, follow: bool) -> Generator[str, None, None]:
