@@ -1,4 +1,4 @@
-"""A head and its agents as real processes in a state folder of their own, for benches."""
+"""A head and its agents as real processes in a state folder of their own, for benches and tests."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 import superfluid
@@ -29,9 +30,18 @@ class Cluster:
         threads: engine threads of each node's worker.
         lanes: lanes of each worker.
         nodes: agents on this machine.
+        settings: further environment of all processes (`SUPERFLUID_<SECTION>_<KEY>`).
     """
 
-    def __init__(self, model_folder: Path, *, threads: int, lanes: int = 8, nodes: int = 1) -> None:
+    def __init__(
+        self,
+        model_folder: Path,
+        *,
+        threads: int,
+        lanes: int = 8,
+        nodes: int = 1,
+        settings: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.model = model_folder.name
         self.state = Path(tempfile.mkdtemp(prefix="sf-bench-"))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -42,18 +52,18 @@ class Cluster:
             "SUPERFLUID_WORKER_THREADS": str(threads),
             "SUPERFLUID_WORKER_LANES": str(lanes),
             "SUPERFLUID_WORKER_DEVICE": "cpu",
+            **settings,
         }
         self._nodes = nodes
 
     def __enter__(self) -> Self:
         try:
             self._run("-m", "head.cli", "--state", str(self.state), "token", "new")
-            self._start("head", "-m", "head", "--state", str(self.state))
-            self.client = self._connect()
+            self.start_head()
+            self.client = self.connect()
             for number in range(1, self._nodes + 1):
-                name = f"node-{number}"
-                self._start(name, "-m", "agent", "--state", str(self.state), "--name", name)
-            self._wait_ready()
+                self.start_node(f"node-{number}")
+            self.wait_ready()
         except BaseException:
             self.close()
             raise
@@ -81,6 +91,38 @@ class Cluster:
         self._processes.clear()
         shutil.rmtree(self.state, ignore_errors=True)
 
+    def pid(self, name: str) -> int:
+        """Process id of `head` or `node-N`."""
+        return self._processes[name].pid
+
+    def workers(self, name: str) -> list[int]:
+        """Process ids of an agent's workers (of the head: its text processes)."""
+        return _children(self.pid(name))
+
+    def log(self, name: str) -> str:
+        """What a process wrote so far."""
+        return (self.state / f"{name}.log").read_text(errors="replace")
+
+    def kill(self, name: str) -> None:
+        """kill -9."""
+        process = self._processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def stop(self, name: str) -> int:
+        """SIGTERM, and the exit status that follows."""
+        process = self._processes.pop(name)
+        process.terminate()
+        return process.wait(STOP_LIMIT_S)
+
+    def start_head(self) -> None:
+        """Start the head; `connect` waits until it answers."""
+        self._start("head", "-m", "head", "--state", str(self.state))
+
+    def start_node(self, name: str) -> None:
+        """Start an agent; `wait_ready` waits until it serves."""
+        self._start(name, "-m", "agent", "--state", str(self.state), "--name", name)
+
     def cpu_s(self) -> dict[str, float]:
         """CPU seconds used so far by head, text processes, agents and workers, by role."""
         used = {"head": 0.0, "text": 0.0, "agent": 0.0, "worker": 0.0}
@@ -98,13 +140,14 @@ class Cluster:
         )
 
     def _start(self, name: str, *arguments: str) -> None:
-        log = (self.state / f"{name}.log").open("wb")
+        log = (self.state / f"{name}.log").open("ab")
         with log:
             self._processes[name] = subprocess.Popen(
                 [sys.executable, "-P", *arguments], env=self._env, stdout=log, stderr=log
             )
 
-    def _connect(self) -> Client:
+    def connect(self) -> Client:
+        """A new client, once the head answers."""
         until = time.monotonic() + START_LIMIT_S
         address = f"ipc://{self.state}/run/api.sock"
         while True:
@@ -116,7 +159,8 @@ class Cluster:
                 self._check_alive(until)
                 time.sleep(0.05)
 
-    def _wait_ready(self) -> None:
+    def wait_ready(self) -> None:
+        """Wait until every node that should be there serves the model."""
         until = time.monotonic() + START_LIMIT_S
         while True:
             found = [m for m in self.client.models() if m["name"] == self.model]

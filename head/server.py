@@ -117,10 +117,8 @@ class HeadServer:
     def _drain(self) -> None:
         """Let commits finish and what waited for them leave, for a bounded time."""
         until = clock.now() + DRAIN_S
-        self._links.say_goodbye("the head was stopped")
         while self._gate.waiting and clock.now() < until:
             self._loop.turn(0.05)
-        self._links.flush(clock.now())
 
     # --- a turn -------------------------------------------------------------------------------
 
