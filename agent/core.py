@@ -51,7 +51,7 @@ class AgentCore:
         models: Iterable[ModelName],
         policy: AgentPolicy = AgentPolicy(),
     ) -> None:
-        self._identity = identity
+        self.identity = identity
         self._incarnation = incarnation
         self._policy = policy
         self._models = {name: ServedModel(name) for name in models}
@@ -87,7 +87,7 @@ class AgentCore:
     def confirm(self) -> link.NodeConfirm:
         """The node's side of the last handshake step, as of now."""
         return link.NodeConfirm(
-            identity=self._identity,
+            identity=self.identity,
             incarnation=self._incarnation,
             software=SOFTWARE,
             models=self._statuses(),

@@ -1,0 +1,274 @@
+"""The node's one link to its head: it joins the head, or waits to be called by one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from agent.config import DEFAULT_HEAD, AgentConfig
+from agent.core import AgentCore
+from agent.node_folder import NodeFolder
+from bus.acceptor import Acceptor
+from bus.endpoint import Endpoint
+from bus.errors import StartError
+from bus.ids import NodeIdentity
+from bus.keys import INSECURE_TOKEN, FleetToken, load_token
+from bus.link import LinkDown, LinkEvent, LinkIdentity, LinkLimits, LinkUp, PeerInfo
+from bus.state import StateFolder, write_atomically
+from bus.transport.dealer import DealerLink
+from bus.transport.loop import Loop
+from bus.transport.router import RouterLinks
+
+TOKEN_FILE = "fleet.token"
+#: How often a node without a connection looks where its head is now.
+LOOK_S = 1.0
+#: Several addresses are tried in turn, each for so long.
+TRY_S = 6.0
+#: Heads whose last Hello a listening node remembers.
+MAX_HEADS = 64
+
+
+class HeadLink(Protocol):
+    """What the agent's loop needs of either kind."""
+
+    @property
+    def label(self) -> str:
+        """Names the other end in the log."""
+
+    def events(self) -> list[LinkEvent]:
+        """What happened since the last call, in order."""
+
+    def send(self, message: Any) -> bool:
+        """Queue a message; False when no link is up."""
+
+    def set_busy(self, busy: bool) -> None:
+        """Whether a generation is live, so heartbeats go every second."""
+
+    def flush(self, now: float) -> None:
+        """Hand frames to the socket; last in each turn."""
+
+    def close(self, reason: str) -> None:
+        """Say goodbye and close."""
+
+
+def fleet_tokens(config: AgentConfig, state: StateFolder) -> tuple[FleetToken, ...]:
+    """The token to link with.
+
+    Raises:
+        TokenRefused: there is none, or it is damaged or open to others.
+    """
+    if config.node.insecure_no_auth:
+        return (INSECURE_TOKEN,)
+    named = config.node.token_file
+    return (load_token(Path(named) if named else state.keys / TOKEN_FILE),)
+
+
+def open_head_link(
+    loop: Loop,
+    core: AgentCore,
+    config: AgentConfig,
+    *,
+    state: StateFolder,
+    folder: NodeFolder,
+    identity: NodeIdentity,
+    tokens: tuple[FleetToken, ...],
+) -> HeadLink:
+    """Open the link that the configuration asks for, watched by the loop.
+
+    Raises:
+        StartError: the address to listen at can not be used.
+        ConfigInvalid: an address is none.
+    """
+    ours = LinkIdentity(
+        role="node",
+        name=identity,
+        static=folder.key,
+        tokens=tokens,
+        incarnation=folder.boot,
+        confirm=core.confirm,
+        peer_label="the head",
+    )
+    limits = LinkLimits(silence_s=config.node.silence_s)
+
+    def heartbeat() -> Any:
+        return core.heartbeat(loop.take_max_lag_ms())
+
+    if config.node.listen:
+        seen = SeenHeads(folder.path / "heads.json")
+        acceptor = Acceptor(
+            ours, entropy=os.urandom, limits=limits, last_seen=seen.get, heartbeat=heartbeat
+        )
+        return ListenLink(loop, config.node.listen, acceptor, seen)
+
+    def make_endpoint() -> Endpoint:
+        return Endpoint(
+            ours, initiator=True, entropy=os.urandom, limits=limits, heartbeat=heartbeat
+        )
+
+    configured = config.node.join
+    return JoinLink(loop, lambda: configured or (head_of(state),), make_endpoint)
+
+
+def head_of(state: StateFolder) -> str:
+    """Where the head of a state folder takes joins, as it wrote down; else the usual address."""
+    try:
+        written = state.read_head() or {}
+    except StartError:
+        return DEFAULT_HEAD
+    address = written.get("fleet")
+    return address if isinstance(address, str) and address else DEFAULT_HEAD
+
+
+class JoinLink:
+    """Joins a head; of several addresses it tries one after the other until a link is up.
+
+    Args:
+        addresses: gives where the head may be now; never empty.
+        make_endpoint: gives an initiator.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        addresses: Callable[[], tuple[str, ...]],
+        make_endpoint: Callable[[], Endpoint],
+    ) -> None:
+        self._loop = loop
+        self._addresses = addresses
+        self._make_endpoint = make_endpoint
+        self._events: list[LinkEvent] = []
+        self._look_at = 0.0
+        self._tried_since: float | None = None
+        self._busy = False
+        self._link = self._open(addresses()[0])
+        loop.add_timer_source(lambda: self._look_at, self._look)
+
+    @property
+    def label(self) -> str:
+        return self._link.label
+
+    def events(self) -> list[LinkEvent]:
+        events, self._events = self._events + self._link.events(), []
+        return events
+
+    def send(self, message: Any) -> bool:
+        return self._link.send(message)
+
+    def set_busy(self, busy: bool) -> None:
+        self._busy = busy
+        self._link.set_busy(busy)
+
+    def flush(self, now: float) -> None:
+        self._link.flush(now)
+
+    def close(self, reason: str) -> None:
+        self._loop.remove_timer_source(self._look)
+        self._link.close(reason)
+
+    def _open(self, address: str) -> DealerLink:
+        link = DealerLink(address, self._make_endpoint)
+        link.attach(self._loop)
+        link.set_busy(self._busy)
+        return link
+
+    def _look(self, now: float) -> None:
+        """Without a link: has the head moved, or is another address to be tried?"""
+        self._look_at = now + LOOK_S
+        if self._link.is_up:
+            self._tried_since = None
+            return
+        if self._tried_since is None:
+            self._tried_since = now
+        addresses = self._addresses()
+        if self._link.address not in addresses:
+            self._move(addresses[0], now)
+        elif len(addresses) > 1 and now - self._tried_since >= TRY_S:
+            following = addresses.index(self._link.address) + 1
+            self._move(addresses[following % len(addresses)], now)
+
+    def _move(self, address: str, now: float) -> None:
+        self._events += self._link.events()
+        self._link.close("the head is looked for elsewhere")
+        self._link = self._open(address)
+        self._tried_since = now
+
+
+class ListenLink:
+    """Waits for one head to call; the acceptor refuses others while it has a link."""
+
+    def __init__(self, loop: Loop, address: str, acceptor: Acceptor, seen: SeenHeads) -> None:
+        self._seen = seen
+        self._acceptor = acceptor
+        self._links = RouterLinks(
+            address, acceptor, purpose="heads", setting="node.listen in agent.toml"
+        )
+        self._links.attach(loop)
+        #: Return address of the link that is up.
+        self._head: bytes | None = None
+
+    @property
+    def label(self) -> str:
+        return f"a head at {self._links.address}"
+
+    def events(self) -> list[LinkEvent]:
+        events = []
+        for address, event in self._links.events():
+            if isinstance(event, LinkUp):
+                self._head = address
+                self._seen.note(event.peer)
+            elif isinstance(event, LinkDown):
+                if address != self._head:
+                    continue
+                self._head = None
+            events.append(event)
+        return events
+
+    def send(self, message: Any) -> bool:
+        return self._head is not None and self._links.send(self._head, message)
+
+    def set_busy(self, busy: bool) -> None:
+        for _, link in self._acceptor.links():
+            link.set_busy(busy)
+
+    def flush(self, now: float) -> None:
+        self._links.flush(now)
+
+    def close(self, reason: str) -> None:
+        self._links.close(reason)
+
+
+class SeenHeads:
+    """The last Hello of each head that called, in a file, so that an old one is not taken again.
+
+    Args:
+        path: made when the first head has called.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: dict[str, tuple[int, int]] = {}
+        try:
+            stored = json.loads(path.read_text())
+            self._seen = {key: (int(boot), int(hello)) for key, (boot, hello) in stored.items()}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise StartError(
+                f"can not read {path}: {error}; move it away, heads that call are noted anew"
+            ) from error
+
+    def get(self, public: bytes) -> tuple[int, int] | None:
+        """Start and Hello number last seen of a key."""
+        return self._seen.get(public.hex())
+
+    def note(self, peer: PeerInfo) -> None:
+        """A head's link is up."""
+        key = peer.public.hex()
+        self._seen.pop(key, None)
+        self._seen[key] = (peer.incarnation, peer.hello_counter)
+        while len(self._seen) > MAX_HEADS:
+            del self._seen[next(iter(self._seen))]
+        write_atomically(self._path, json.dumps(self._seen) + "\n")

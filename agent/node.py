@@ -1,0 +1,211 @@
+"""The node agent: joins core, link, workers and clock in one loop of one thread."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from agent.actions import Note, SendToWorker, WorkerIsReady
+from agent.config import AgentConfig, default_identity, share_threads
+from agent.core import SOFTWARE, AgentCore
+from agent.head_link import HeadLink, fleet_tokens, open_head_link
+from agent.load import HostLoad, usable_cores
+from agent.node_folder import NodeFolder
+from agent.workers import Workers
+from bus.agent_records import SendToHead
+from bus.ids import ModelName, NodeIdentity
+from bus.link import LinkDown, LinkEvent, LinkUp, MessageReceived, PeerRefused
+from bus.log import EventLog
+from bus.state import StateFolder
+from bus.transport import clock
+from bus.transport.loop import Loop
+
+#: A second SIGTERM ends the agent with this; its workers die with it.
+EXIT_HARD = 128 + signal.SIGTERM
+
+
+class Node:
+    """One running agent. Main thread only.
+
+    Args:
+        config: checked.
+        state: the state folder.
+        name: of this agent in the state folder.
+        models: path of each model's folder.
+        agents_here: agents on this machine, over which its cores are divided.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        *,
+        state: StateFolder,
+        name: str,
+        models: Mapping[ModelName, Path],
+        agents_here: int,
+    ) -> None:
+        self._config = config
+        self._state = state
+        self._name = name
+        self._models = models
+        self._agents_here = agents_here
+        self._log = EventLog("agent.node", node=name)
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT; then say goodbye, end the workers and return.
+
+        Raises:
+            SuperfluidError: it can not start; nothing is left running then.
+        """
+        tokens = fleet_tokens(self._config, self._state)
+        folder_path = self._state.nodes / self._name
+        with NodeFolder(folder_path) as folder, Loop() as loop:
+            identity = NodeIdentity(self._config.node.identity or default_identity(folder_path))
+            folder.hold_identity(identity, self._state.run)
+            core = AgentCore(identity, folder.boot, self._models, self._config.policy())
+            workers = Workers(
+                loop,
+                core,
+                self._log,
+                name=self._name,
+                run_dir=self._state.run,
+                incarnations=folder.incarnations,
+            )
+            try:
+                link = open_head_link(
+                    loop,
+                    core,
+                    self._config,
+                    state=self._state,
+                    folder=folder,
+                    identity=identity,
+                    tokens=tokens,
+                )
+                self._serve(loop, core, workers, link, folder)
+            finally:
+                _end_hard_on_signals()
+                workers.close(self._config.node.stop_grace_s)
+        self._log.info("stopped")
+
+    def _serve(
+        self, loop: Loop, core: AgentCore, workers: Workers, link: HeadLink, folder: NodeFolder
+    ) -> None:
+        host = HostLoad()
+        try:
+            core.host_sampled(host.read(clock.now()))
+            self._start_workers(workers, core, link, folder)
+            turns = _Turns(loop, core, link, workers, host, self._log)
+            turns.run(self._config.node.status_interval_s)
+            self._log.info("stopping")
+        finally:
+            host.close()
+            link.close("the agent was stopped")
+
+    def _start_workers(
+        self, workers: Workers, core: AgentCore, link: HeadLink, folder: NodeFolder
+    ) -> None:
+        section = self._config.worker
+        share = len(self._models) * self._agents_here
+        threads = share_threads(section.threads, usable_cores(), share)
+        workers.start(self._models, section, threads=threads, log_level=self._config.log.level)
+        self._log.info(
+            "started",
+            identity=core.identity,
+            boot=folder.boot,
+            pid=os.getpid(),
+            software=SOFTWARE,
+            link=link.label,
+            models=",".join(self._models),
+            threads=threads,
+        )
+        if not self._models:
+            named = self._config.models.folder or str(self._state.models)
+            self._log.warning("no_models", folder=named, remedy="sfctl model import FILE.gguf")
+
+
+class _Turns:
+    """What every turn of the loop does: events into the core, actions out of it."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        core: AgentCore,
+        link: HeadLink,
+        workers: Workers,
+        host: HostLoad,
+        log: EventLog,
+    ) -> None:
+        self._loop = loop
+        self._core = core
+        self._link = link
+        self._workers = workers
+        self._host = host
+        self._log = log
+        self._sample_at = 0.0
+        self._sample_every_s = 0.0
+
+    def run(self, sample_every_s: float) -> None:
+        """Turn until a signal ends it."""
+        self._sample_every_s = sample_every_s
+        self._loop.stop_on_signals()
+        self._loop.add_timer_source(self._core.next_timeout, self._core.handle_timeout)
+        self._loop.add_timer_source(lambda: self._sample_at, self._sample_host)
+        self._loop.on_turn(self._turn)
+        self._loop.run()
+
+    def _sample_host(self, now: float) -> None:
+        self._sample_at = now + self._sample_every_s
+        self._core.host_sampled(self._host.read(now))
+
+    def _turn(self, now: float) -> None:
+        self._workers.handle_events(now)
+        for event in self._link.events():
+            self._handle_link(event, now)
+        # A submit that a worker does not take comes back as another action.
+        while actions := self._core.actions():
+            for action in actions:
+                match action:
+                    case SendToHead(message=message):
+                        self._link.send(message)
+                    case SendToWorker(model=model, message=message):
+                        self._workers.send(model, message)
+                    case WorkerIsReady(model=model):
+                        self._workers.mark_ready(model)
+                    case Note():
+                        self._write(action, now)
+        self._link.set_busy(self._core.is_busy)
+        self._link.flush(now)
+
+    def _handle_link(self, event: LinkEvent, now: float) -> None:
+        match event:
+            case LinkUp(peer=peer):
+                self._log.info("link_up", head=peer.name, head_key=peer.fingerprint)
+                self._core.link_up(now)
+            case MessageReceived(message=message):
+                self._core.link_message(message, now)
+            case LinkDown(code=code, reason=reason):
+                self._log.warning("link_down", code=code, reason=reason)
+                self._core.link_down(now)
+            case PeerRefused(code=code, reason=reason):
+                self._log.repeated(now, f"link_refused_{code}", peer=self._link.label, why=reason)
+
+    def _write(self, note: Note, now: float) -> None:
+        if note.is_problem:
+            peer = str(note.pairs.get("model", ""))
+            self._log.repeated(now, note.event, peer=peer, **note.pairs)
+        else:
+            self._log.info(note.event, **note.pairs)
+
+
+def _end_hard_on_signals() -> None:
+    """From here on a signal ends the process at once, whatever it waits for."""
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        os._exit(EXIT_HARD)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
