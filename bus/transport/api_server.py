@@ -17,7 +17,7 @@ from bus.transport import clock
 from bus.transport.addresses import Binding, shared_context
 from bus.transport.connections import ConnectionTable
 from bus.transport.loop import Loop
-from bus.transport.monitor import SocketMonitor
+from bus.transport.monitor import SocketMonitor, source_fd
 
 #: A body has at most 8 MiB; one MiB more, so that a body a little over it gets an answer that says
 #: so, instead of a cut connection.
@@ -176,8 +176,7 @@ class ApiServer:
         if client not in self._table:
             first = self._router.recv(zmq.NOBLOCK, copy=False)
             self._watch()
-            fd = first.get(zmq.SRCFD)
-            if not self._table.place(client, int(fd)):
+            if not self._table.place(client, source_fd(first)):
                 self._gone[client] = None
             frames = [first.bytes]
         else:

@@ -15,7 +15,7 @@ the new peer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from bus.transport.monitor import ConnectionEvent, Happening
@@ -72,6 +72,11 @@ class ConnectionTable:
         """The number of a peer's connection, which no other one ever gets."""
         fd = self._fd_of_peer.get(peer)
         return None if fd is None else self._by_fd[fd].number
+
+    def connections(self) -> Iterator[tuple[int, int, set[bytes]]]:
+        """Number, descriptor and peers of each open connection, the oldest first."""
+        for fd, connection in self._by_fd.items():
+            yield connection.number, fd, connection.peers
 
     def remove(self, peer: bytes) -> None:
         """Forget one peer, as when a send found it gone."""

@@ -20,13 +20,20 @@ from bus.errors import ConfigInvalid
 from bus.link import LinkDown, LinkEvent, LinkUp, PeerInfo, PeerRefused
 from bus.transport import clock
 from bus.transport.addresses import allow_ipv6, shared_context
-from bus.transport.link_options import GOODBYE_LINGER_MS, RETRY_S, configure_dealer
+from bus.transport.link_options import (
+    GOODBYE_LINGER_MS,
+    RECEIVE_FRAMES,
+    RETRY_S,
+    configure_dealer,
+)
 from bus.transport.loop import Loop
 from bus.transport.monitor import HANDSHAKE_FAILURES, ConnectionEvent, Happening, SocketMonitor
 
 #: Without a connection for so long, a person is told; and again each time it has lasted as long.
 UNREACHABLE_S = 5.0
 UNREACHABLE_AGAIN_S = 60.0
+#: Frames read at one go, before the loop sees to others.
+MAX_BATCH = 256
 #: Bounds of the random wait after a link's end: the first, doubling to the last.
 FIRST_BACKOFF_S = 0.25
 MAX_BACKOFF_S = 5.0
@@ -135,7 +142,7 @@ class DealerLink:
         """Take in connection events and frames."""
         for event in self._monitor.drain():
             self._on_connection(event)
-        self._read()
+        self._read(MAX_BATCH)
 
     def flush(self, now: float) -> None:
         """Hand frames to the socket until there are none, or it takes none."""
@@ -205,7 +212,7 @@ class DealerLink:
             self._hello_at = max(now, self._not_before)
         elif event.happening is Happening.DISCONNECTED:
             # Its last frames come before its end; a new connection sends nothing unasked.
-            self._read()
+            self._read(RECEIVE_FRAMES * MAX_BATCH)
             self._lose_connection(now)
         elif event.happening in HANDSHAKE_FAILURES:
             text = f"{self.label} closed the connection or is no superfluid; check the address"
@@ -215,11 +222,14 @@ class DealerLink:
         self._connected = False
         self._hello_at = self._retry_at = None
         self._unreachable_at = now + UNREACHABLE_S
+        was_up = self.is_up
         self._endpoint.disconnected(f"{self.label} ended, or the network between did", now)
         self._collect()
+        if not was_up:
+            self._wait_after_end(now)
 
-    def _read(self) -> None:
-        while True:
+    def _read(self, limit: int) -> None:
+        for _ in range(limit):
             try:
                 data = self._dealer.recv(zmq.NOBLOCK)
             except zmq.Again:
@@ -239,6 +249,8 @@ class DealerLink:
                 self._up_since = self._now()
             elif isinstance(event, LinkDown):
                 self._wait_after_end(self._now())
+                if self._connected:
+                    self._hello_at = self._not_before
 
     def _wait_after_end(self, now: float) -> None:
         if self._up_since is not None and now - self._up_since >= STEADY_S:
@@ -246,8 +258,6 @@ class DealerLink:
         self._up_since = None
         self._not_before = now + self._rng.uniform(0.0, self._backoff_s)
         self._backoff_s = min(MAX_BACKOFF_S, 2 * self._backoff_s)
-        if self._connected:
-            self._hello_at = self._not_before
 
     def _say_hello(self, now: float) -> None:
         self._hello_at = None

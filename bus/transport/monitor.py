@@ -63,6 +63,22 @@ class ConnectionEvent:
     value: int
 
 
+def source_fd(frame: zmq.Frame) -> int:
+    """The descriptor that a frame came over; -1 when libzmq can not tell (very old peers)."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return -1
+
+
+def source_host(frame: zmq.Frame) -> str | None:
+    """The network address that a frame came from; None when libzmq can not tell."""
+    try:
+        return str(frame.get("Peer-Address"))
+    except zmq.ZMQError:
+        return None
+
+
 class SocketMonitor:
     """Watches one socket. Owns its own end of the event pipe; close it before its socket.
 

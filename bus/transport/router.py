@@ -1,0 +1,231 @@
+"""The listening end of links: one ROUTER that drives an `Acceptor`.
+
+Each turn: drain the monitor, read every frame, and only then tell the acceptor which connections
+ended, since a peer's last frame (its Goodbye) lies in the queue when its end is announced.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from bus.acceptor import Acceptor
+from bus.link import LinkEvent
+from bus.transport import clock
+from bus.transport.addresses import Binding, shared_context
+from bus.transport.connections import ConnectionTable
+from bus.transport.cutting import cut, peer_of
+from bus.transport.link_options import GOODBYE_LINGER_MS, configure_router
+from bus.transport.loop import Loop
+from bus.transport.monitor import (
+    ConnectionEvent,
+    Happening,
+    SocketMonitor,
+    source_fd,
+    source_host,
+)
+
+#: Connections that have not made a link, beside the handshakes under way; the oldest is cut first.
+MAX_STRANGERS = 64
+#: Frames read at one go, before the loop sees to others.
+MAX_BATCH = 256
+_ENDED = "it ended, or the network between did"
+
+
+class RouterLinks:
+    """Owns the ROUTER, its monitor and, for ipc, the lock on the path.
+
+    Drive it with `attach(loop)`; in each turn take `events()`, send, and `flush(now)` last.
+
+    Args:
+        bind_address: `tcp://host:port` or `ipc:///path`; port 0 takes a free one.
+        acceptor: all protocol state; nobody else feeds it.
+        purpose: who connects here, for errors.
+        setting: what a person changes to get another address, for errors.
+
+    Raises:
+        PortInUse: another process has the address.
+        StartError: the address can not be used.
+    """
+
+    def __init__(
+        self,
+        bind_address: str,
+        acceptor: Acceptor,
+        *,
+        purpose: str = "nodes",
+        setting: str = "fleet.listen in head.toml",
+        now: Callable[[], float] = clock.now,
+    ) -> None:
+        self.acceptor = acceptor
+        self._now = now
+        self._table = ConnectionTable()
+        #: By connection number: who was there when it was accepted.
+        self._peer_at: dict[int, bytes] = {}
+        #: By return address: the host it came from, which failed handshakes are counted by.
+        self._host_of: dict[bytes, bytes] = {}
+        #: Addresses whose connection ended, while frames of theirs may still be unread.
+        self._ending: list[bytes] = []
+        #: A connection came since the strangers were last counted.
+        self._accepted = False
+        self._loop: Loop | None = None
+        self._router = shared_context().socket(zmq.ROUTER)
+        configure_router(self._router)
+        self._monitor = SocketMonitor(self._router)
+        try:
+            self._binding = Binding(self._router, bind_address, purpose=purpose, setting=setting)
+        except BaseException:
+            self._monitor.close()
+            self._router.close()
+            raise
+
+    @property
+    def address(self) -> str:
+        """The address as bound, with the port that 0 became."""
+        return self._binding.address
+
+    def attach(self, loop: Loop) -> None:
+        """Let a loop watch the sockets and fire the links' timers."""
+        self._loop = loop
+        loop.add_reader(self._monitor.readable, self.pump)
+        loop.add_reader(self._router, self.pump)
+        loop.add_timer_source(self.acceptor.next_timeout, self.acceptor.handle_timeout)
+
+    def events(self) -> list[tuple[bytes, LinkEvent]]:
+        """What happened since the last call: `(return address, event)`, in order."""
+        return self.acceptor.events()
+
+    def send(self, address: bytes, message: Any) -> bool:
+        """Queue a message on the link of an address; False when no link is up there.
+
+        Raises:
+            TooLarge: it is longer than any message may be.
+        """
+        endpoint = self.acceptor.endpoint(address)
+        return endpoint is not None and endpoint.send(message)
+
+    def close_link(self, address: bytes, reason: str) -> None:
+        """End one link with a Goodbye, which the next `flush` sends."""
+        endpoint = self.acceptor.endpoint(address)
+        if endpoint is not None:
+            endpoint.close(reason, self._now())
+
+    def cut(self, address: bytes) -> bool:
+        """End the connection behind an address at once, without a word; False when it has gone."""
+        number, fd = self._table.number_of(address), self._table.fd_of(address)
+        if number is None or fd is None or number not in self._peer_at:
+            return False
+        return cut(fd, self._peer_at[number])
+
+    def pump(self) -> None:
+        """Take in connection events and frames."""
+        self._watch()
+        for _ in range(MAX_BATCH):
+            try:
+                address = self._router.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                self._end_connections()
+                break
+            self._receive(address)
+        self._limit_strangers()
+
+    def flush(self, now: float) -> None:
+        """Hand frames to the socket until there are none, or it takes none."""
+        while frames := self.acceptor.frames_to_send(now):
+            for address, frame in frames:
+                self._send_frame(address, frame, now)
+
+    def close(self, reason: str) -> None:
+        """End all links with a Goodbye and close. May be called again."""
+        if self._router.closed:
+            return
+        now = self._now()
+        self.acceptor.close(reason, now)
+        self.flush(now)
+        if self._loop is not None:
+            self._loop.remove_reader(self._router)
+            self._loop.remove_reader(self._monitor.readable)
+            self._loop.remove_timer_source(self.acceptor.handle_timeout)
+        self._monitor.close()
+        self._router.close(GOODBYE_LINGER_MS)
+        self._binding.close()
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        events = self._monitor.drain()
+        if not events:
+            return
+        gone = self._table.apply(events)
+        self._ending += gone
+        self._note_peers(events)
+
+    def _note_peers(self, events: list[ConnectionEvent]) -> None:
+        open_numbers = {number: fd for number, fd, _ in self._table.connections()}
+        for number in self._peer_at.keys() - open_numbers.keys():
+            del self._peer_at[number]
+        accepted = {event.value for event in events if event.happening is Happening.ACCEPTED}
+        self._accepted = self._accepted or bool(accepted)
+        for number, fd in open_numbers.items():
+            if fd in accepted and number not in self._peer_at and (peer := peer_of(fd)):
+                self._peer_at[number] = peer
+
+    def _receive(self, address: bytes) -> None:
+        if address in self._table:
+            data = self._router.recv(zmq.NOBLOCK)
+        else:
+            frame = self._router.recv(zmq.NOBLOCK, copy=False)
+            data = frame.bytes
+            self._place(address, frame)
+        whole = True
+        while self._router.getsockopt(zmq.RCVMORE):
+            # Link-F has one part per frame; more of them come from somebody else.
+            self._router.recv(zmq.NOBLOCK)
+            whole = False
+        if whole:
+            self.acceptor.receive(address, data, self._now(), peer_key=self._host_of.get(address))
+
+    def _place(self, address: bytes, frame: zmq.Frame) -> None:
+        # Its ACCEPTED event is there by now; see ConnectionTable.
+        self._watch()
+        if not self._table.place(address, source_fd(frame)):
+            self._ending.append(address)
+        elif self.address.startswith("tcp:") and (host := source_host(frame)):
+            self._host_of[address] = host.encode()
+
+    def _end_connections(self) -> None:
+        ending, self._ending = self._ending, []
+        for address in ending:
+            self._host_of.pop(address, None)
+            self.acceptor.disconnected(address, _ENDED, self._now())
+
+    def _send_frame(self, address: bytes, frame: bytes, now: float) -> None:
+        try:
+            self._router.send_multipart([address, frame], zmq.NOBLOCK)
+        except zmq.Again:
+            self.acceptor.frame_refused(address, now)
+        except zmq.ZMQError as error:
+            if error.errno != errno.EHOSTUNREACH:
+                raise
+            self._table.remove(address)
+            self._host_of.pop(address, None)
+            self.acceptor.disconnected(address, _ENDED, now)
+            if self._loop is not None:
+                self._loop.wakeup()  # The owner took this turn's events already.
+
+    def _limit_strangers(self) -> None:
+        if not self._accepted or len(self._table) <= MAX_STRANGERS:
+            return
+        self._accepted = False
+        linked = {address for address, _ in self.acceptor.links()}
+        strangers = [
+            (number, fd)
+            for number, fd, addresses in self._table.connections()
+            if number in self._peer_at and linked.isdisjoint(addresses)
+        ]
+        excess = len(strangers) - self.acceptor.half_open - MAX_STRANGERS
+        for number, fd in strangers[: max(0, excess)]:
+            cut(fd, self._peer_at.pop(number))
