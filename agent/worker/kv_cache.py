@@ -7,6 +7,7 @@ behind its tokens is left over and never read: attention ends at the length that
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,9 +22,6 @@ DEFAULT_KV_BYTES = 1 << 30
 
 #: A lane that holds fewer tokens serves nobody.
 MIN_LANE_TOKENS = 64
-
-#: Start of the slab in memory: a cache line, so that vector loads do not straddle two.
-_ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ class HostSlab:
         self.lane = lane
         self.lanes = lanes
         self.arrays: Sequence[npt.NDArray[Any]] = [
-            _aligned_zeros((lanes, lane.kv_heads, lane.max_len, lane.head_dim), lane.dtype)
+            _zeros((lanes, lane.kv_heads, lane.max_len, lane.head_dim), lane.dtype)
             for _ in range(layer_parts)
         ]
         self._bases = [array.ctypes.data for array in self.arrays]
@@ -82,11 +80,18 @@ class HostSlab:
             array[dst, :, :tokens] = array[src, :, :tokens]
 
 
-def _aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Zeros that take memory as they are written, page by page.
+
+    numpy's own ask the kernel for huge pages: a head's stretch of a lane is shorter than one, so
+    the first few tokens of each head would take the whole lane (measured for four lanes of 540
+    tokens of SmolLM2: 515 MB against 117 MB, at the same speed).
+    """
     size = int(np.prod(shape)) * dtype.itemsize
-    raw = np.zeros(size + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + size].view(dtype).reshape(shape)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype).reshape(shape)
 
 
 def lane_tokens(*, window: int, kv_bytes: int, lanes: int, token_bytes: int) -> int:

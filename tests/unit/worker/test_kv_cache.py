@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -55,3 +56,20 @@ def test_a_lane_holds_the_window_or_what_the_budget_allows() -> None:
 def test_a_budget_that_serves_nobody_is_refused_with_the_least_that_does() -> None:
     with pytest.raises(ConfigInvalid, match="23592960"):  # 64 tokens * 8 lanes * 46,080 bytes
         lane_tokens(window=8192, kv_bytes=1 << 20, lanes=8, token_bytes=46_080)
+
+
+def test_a_slab_takes_memory_only_where_it_is_written() -> None:
+    lane = LaneShape(kv_heads=4, max_len=4096, head_dim=64, dtype=np.dtype(np.float32))
+    before = _anonymous_bytes()
+    slab = HostSlab(16, 8, lane)  # 16 * 8 * 4 MiB = 512 MiB
+    for array in slab.arrays:
+        array[:, :, :16] = 1.0  # one page of each head: 2 MiB in all
+    assert _anonymous_bytes() - before < 32 << 20
+
+
+def _anonymous_bytes() -> int:
+    """Anonymous memory of this process that is resident."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("the kernel does not say")
