@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from bus.answer import Answer
-from head.cli.chat import print_stream, summary
+from bus.errors import PortInUse
+from bus.state import StateFolder
+from head.cli.chat import print_stream
 from head.cli.context import CliContext, pass_context
 from head.cli.keys import FLEET_TOKEN, make_token
 from head.cli.models import import_model, pull_model, usable_models
 from head.cli.output import note
+from head.cli.preflight import check_port, head_config
 from head.cli.services import start_services, stop_services
+from head.cli.supervision import Supervisor
+from head.config import HeadConfig
 
 _MODEL = "smollm2"
 _QUESTION = "In two sentences: why is the sky blue?"
@@ -33,6 +40,7 @@ def demo(context: CliContext, model: str, prompt: str) -> None:
     if not (state.keys / FLEET_TOKEN).exists():
         make_token(state.keys)
     note("starting one head and two node agents")
+    _step_aside(state)
     started = start_services(context, heads=1, nodes=_NODES)
     try:
         answer = _ask(context, model, prompt)
@@ -42,14 +50,25 @@ def demo(context: CliContext, model: str, prompt: str) -> None:
         raise
     click.echo("\n")
     click.echo(f"served by {answer.node} at {answer.timing.tokens_per_s:.1f} tokens/s")
-    note(summary(answer))
     click.echo("what to type next:")
     for command in (f"chat {model}", "status", "down"):
         click.echo(f"  {context.command(command)}")
+
+
+def _step_aside(state: StateFolder) -> None:
+    """Take a free port when another instance has the default one; agents find the head by itself."""
+    bind = head_config(state, os.environ).fleet.bind
+    if Supervisor(state).running() or bind != HeadConfig().fleet.bind:
+        return
+    try:
+        check_port(bind)
+    except PortInUse:
+        note(f"another process has {bind}; taking a free port")
+        os.environ["SUPERFLUID_FLEET_BIND"] = "tcp://127.0.0.1:0"
 
 
 def _ask(context: CliContext, model: str, prompt: str) -> Answer:
     click.echo(f"> {prompt}")
     with context.client() as client:
         messages = [{"role": "user", "content": prompt}]
-        return print_stream(client.chat(model, messages, max_new=_MAX_NEW))
+        return print_stream(client.chat(model, messages, max_new=_MAX_NEW, temperature=0.0))
