@@ -64,10 +64,10 @@ wheel-check: $(STAMP_DEV)
 	PYTHON=$(BIN)/python PIP_FLAGS='$(PIP_FLAGS)' .ci/wheel-check
 
 bench-engine: $(STAMP_DEV)
-	$(BIN)/python -P -m bench.engine
+	$(BIN)/python -m bench.engine
 
 bench-fleet: $(STAMP_DEV)
-	$(BIN)/python -P -m bench.fleet
+	$(BIN)/python -m bench.fleet
 
 clean: stop
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \

@@ -58,7 +58,7 @@ class Cluster:
 
     def __enter__(self) -> Self:
         try:
-            self._run("-m", "head.cli", "--state", str(self.state), "token", "new")
+            self.sfctl("token", "new")
             self.start_head()
             self.client = self.connect()
             for number in range(1, self._nodes + 1):
@@ -90,6 +90,22 @@ class Cluster:
                 process.wait()
         self._processes.clear()
         shutil.rmtree(self.state, ignore_errors=True)
+
+    def sfctl(self, *arguments: str) -> str:
+        """Run `sfctl` on this state folder; gives its stdout.
+
+        Raises:
+            subprocess.CalledProcessError: it failed.
+        """
+        program = Path(sys.executable).with_name("sfctl")
+        done = subprocess.run(
+            [program, "--state", str(self.state), *arguments],
+            check=True,
+            env=self._env,
+            capture_output=True,
+            text=True,
+        )
+        return done.stdout
 
     def pid(self, name: str) -> int:
         """Process id of `head` or `node-N`."""
@@ -133,11 +149,6 @@ class Cluster:
         return used
 
     # --- inside -------------------------------------------------------------------------------
-
-    def _run(self, *arguments: str) -> None:
-        subprocess.run(
-            [sys.executable, "-P", *arguments], check=True, env=self._env, capture_output=True
-        )
 
     def _start(self, name: str, *arguments: str) -> None:
         log = (self.state / f"{name}.log").open("ab")
