@@ -56,7 +56,7 @@ def demo(context: CliContext, model: str, prompt: str) -> None:
 
 
 def _step_aside(state: StateFolder) -> None:
-    """Take a free port when another instance has the default one; agents find the head by itself."""
+    """Take a free port when another has the default one; agents find the head all the same."""
     bind = head_config(state, os.environ).fleet.bind
     if Supervisor(state).running() or bind != HeadConfig().fleet.bind:
         return
