@@ -191,7 +191,7 @@ class _Turns:
                 self._log.warning("link_down", code=code, reason=reason)
                 self._core.link_down(now)
             case PeerRefused(code=code, reason=reason):
-                self._log.repeated(now, f"link_refused_{code}", peer=self._link.label, why=reason)
+                self._log.repeated(now, f"link_{code}", peer=self._link.label, why=reason)
 
     def _write(self, note: Note, now: float) -> None:
         if note.is_problem:

@@ -2,106 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
-import select
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
 
 import pytest
 
 from bus.crypto import KeyPair
 from bus.keys import new_token
 from bus.secret_files import create_secret_file
+from tests.harness.logged_process import LIMIT_S, LoggedProcess
 from tests.harness.models import toy_model_folder
 
-#: Generous, since tests run beside each other on few cores; nothing waits for it to pass.
-LIMIT_S = 60.0
 SMALL = ("--lanes", "2", "--kv-bytes", str(4 << 20), "--threads", "1")
 
 
-class AgentProcess:
-    """`python -P -m agent` with its log as JSON lines."""
-
-    def __init__(self, state: Path, *arguments: str, name: str = "node-1") -> None:
-        command = [sys.executable, "-P", "-m", "agent", "--state", str(state), "--name", name]
-        self._process = subprocess.Popen(
-            [*command, "--log-json", *SMALL, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=_environment(),
-        )
-        assert self._process.stdout is not None
-        self._out = self._process.stdout
-        self._unread = b""
-        self.lines: list[str] = []
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def children(self) -> list[int]:
-        """Process ids of its workers."""
-        text = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
-        return [int(pid) for pid in text.split()]
-
-    def wait_for(self, event: str, **pairs: object) -> dict[str, Any]:
-        """The next log line of this event with these pairs."""
-        until = time.monotonic() + LIMIT_S
-        while (line := self._read_line(until)) is not None:
-            body = json.loads(line) if line.startswith("{") else {}
-            if body.get("event") == event and pairs.items() <= body.items():
-                return dict(body)
-        raise AssertionError(f"no {event} {pairs} in:\n" + "\n".join(self.lines))
-
-    def _read_line(self, until: float) -> str | None:
-        while b"\n" not in self._unread:
-            wait_s = max(0.0, until - time.monotonic())
-            if not select.select([self._out], [], [], wait_s)[0]:
-                return None
-            data = os.read(self._out.fileno(), 65536)
-            if not data:
-                return None
-            self._unread += data
-        line, _, self._unread = self._unread.partition(b"\n")
-        self.lines.append(line.decode())
-        return self.lines[-1]
-
-    def signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
-    def wait(self) -> int:
-        """Its exit status."""
-        return self._process.wait(LIMIT_S)
-
-    def rest(self) -> str:
-        """What it still wrote, up to its end."""
-        self._unread += self._out.read()
-        return self._unread.decode()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        self._out.close()
-
-
-def _environment() -> dict[str, str]:
-    return {name: v for name, v in os.environ.items() if not name.startswith("SUPERFLUID_")}
+def agent_process(state: Path, *arguments: str, name: str = "node-1") -> LoggedProcess:
+    return LoggedProcess("agent", state, "--name", name, *SMALL, *arguments)
 
 
 def _gone(pid: int) -> bool:
@@ -135,13 +53,13 @@ def state(tmp_path: Path) -> Path:
 
 def refused(state: Path, *arguments: str, name: str = "node-1") -> tuple[int, str]:
     """Exit status and what was said of an agent that does not start."""
-    with AgentProcess(state, *arguments, name=name) as agent:
+    with agent_process(state, *arguments, name=name) as agent:
         code = agent.wait()
         return code, agent.rest()
 
 
 def test_a_killed_worker_comes_back_and_serves_again(state: Path) -> None:
-    with AgentProcess(state) as agent:
+    with agent_process(state) as agent:
         first = agent.wait_for("worker_ready", model="toy")
         (worker,) = agent.children()
         os.kill(worker, signal.SIGKILL)
@@ -155,7 +73,7 @@ def test_a_killed_worker_comes_back_and_serves_again(state: Path) -> None:
 
 
 def test_sigterm_ends_the_workers_and_leaves_nothing(state: Path) -> None:
-    with AgentProcess(state) as agent:
+    with agent_process(state) as agent:
         agent.wait_for("worker_ready")
         workers = agent.children()
         agent.signal(signal.SIGTERM)
@@ -164,15 +82,31 @@ def test_sigterm_ends_the_workers_and_leaves_nothing(state: Path) -> None:
         assert list((state / "run").glob("*.sock")) == []
 
 
+def test_a_second_sigterm_waits_for_nothing(state: Path) -> None:
+    with agent_process(state) as agent:
+        agent.wait_for("worker_ready")
+        (worker,) = agent.children()
+        # A stopped process does not act on SIGTERM, so the agent waits for it.
+        os.kill(worker, signal.SIGSTOP)
+        agent.signal(signal.SIGTERM)
+        agent.wait_for("stopping")
+        until = time.monotonic() + LIMIT_S
+        while agent.running and time.monotonic() < until:
+            agent.signal(signal.SIGTERM)
+            time.sleep(0.05)
+        assert agent.wait() == 128 + signal.SIGTERM
+        _await([worker])
+
+
 def test_a_killed_agent_leaves_no_worker(state: Path) -> None:
-    with AgentProcess(state) as agent:
+    with agent_process(state) as agent:
         agent.wait_for("worker_ready")
         workers = agent.children()
         assert workers
         agent.signal(signal.SIGKILL)
         assert agent.wait() == -signal.SIGKILL
         _await(workers)
-    with AgentProcess(state) as agent:
+    with agent_process(state) as agent:
         agent.wait_for("worker_ready")
 
 
@@ -180,7 +114,7 @@ def test_a_broken_model_folder_is_reported_and_served_once_repaired(state: Path)
     (state / "models" / "toy").unlink()
     broken = state / "models" / "toy"
     broken.mkdir()
-    with AgentProcess(state) as agent:
+    with agent_process(state) as agent:
         exited = agent.wait_for("worker_exited", model="toy")
         assert "superfluid.json is missing" in exited["reason"]
         broken.rmdir()
@@ -189,7 +123,7 @@ def test_a_broken_model_folder_is_reported_and_served_once_repaired(state: Path)
 
 
 def test_a_second_agent_of_a_name_is_refused(state: Path) -> None:
-    with AgentProcess(state) as agent:
+    with agent_process(state) as agent:
         agent.wait_for("started")
         code, said = refused(state)
         assert code == 1
@@ -197,7 +131,7 @@ def test_a_second_agent_of_a_name_is_refused(state: Path) -> None:
 
 
 def test_two_agents_of_one_state_folder_have_identities_of_their_own(state: Path) -> None:
-    with AgentProcess(state, name="node-1") as one, AgentProcess(state, name="node-2") as two:
+    with agent_process(state, name="node-1") as one, agent_process(state, name="node-2") as two:
         identities = {agent.wait_for("started")["identity"] for agent in (one, two)}
         assert len(identities) == 2
         one.wait_for("worker_ready")
