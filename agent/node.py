@@ -122,6 +122,10 @@ class Node:
             models=",".join(self._models),
             threads=threads,
         )
+        if self._config.node.insecure_no_auth and self._config.off_loopback:
+            self._log.warning(
+                "no_auth", risk="whoever reaches this network can be its head or node"
+            )
         if not self._models:
             named = self._config.models.folder or str(self._state.models)
             self._log.warning("no_models", folder=named, remedy="sfctl model import FILE.gguf")
