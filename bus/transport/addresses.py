@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket as plain_socket
 from pathlib import Path
 
 import zmq
@@ -19,6 +20,8 @@ from bus.transport.pipes import MAX_PATH_BYTES
 #: Sockets of one context. The default of 1,023 would end at some 300 dialed nodes, each of which
 #: takes a socket and both ends of its monitor.
 MAX_SOCKETS = 16_384
+#: Connections that wait to be accepted; a fleet comes back at once after its head's restart.
+BACKLOG = 512
 
 
 def shared_context() -> zmq.Context[zmq.Socket[bytes]]:
@@ -66,9 +69,13 @@ class Binding:
         if self._path is not None:
             self._lock = _lock_ipc(self._path, purpose, setting)
         allow_ipv6(socket, address)
+        # libzmq's default of 100 turns connections away when a fleet comes back at once.
+        socket.setsockopt(zmq.BACKLOG, BACKLOG)
         try:
+            if self._path is not None:
+                socket.setsockopt(zmq.USE_FD, _listen(self._path))
             socket.bind(address)
-        except zmq.ZMQError as error:
+        except (zmq.ZMQError, OSError) as error:
             self.close()
             raise _bind_error(error, address, purpose, setting) from error
         self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -100,7 +107,27 @@ def _lock_ipc(path: Path, purpose: str, setting: str) -> FileLock:
         ) from error
 
 
-def _bind_error(error: zmq.ZMQError, address: str, purpose: str, setting: str) -> StartError:
+def _listen(path: Path) -> int:
+    """A listening descriptor, which libzmq closes.
+
+    Were libzmq to make it, it would also remove the path, from its own thread at some time after
+    the socket was closed; by then the file may be of whoever got the lock next.
+    """
+    path.unlink(missing_ok=True)
+    listener = plain_socket.socket(plain_socket.AF_UNIX)
+    try:
+        listener.setblocking(False)
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener.detach()
+
+
+def _bind_error(
+    error: OSError | zmq.ZMQError, address: str, purpose: str, setting: str
+) -> StartError:
     if error.errno == errno.EADDRINUSE:
         return PortInUse(
             f"another process already listens at {address}, meant for {purpose}; stop it, or set "

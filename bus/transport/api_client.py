@@ -169,10 +169,10 @@ class ApiSocket:
 
 
 def _configure(dealer: zmq.Socket[bytes]) -> None:
-    # No second try behind our back: the caller decides, and knows which answers are open.
-    dealer.setsockopt(zmq.RECONNECT_IVL, -1)
-    # Nothing is queued before the connection stands.
-    dealer.setsockopt(zmq.IMMEDIATE, 1)
+    # Practically never, in ms: the caller connects anew, and knows which answers are open. Without
+    # a second try at all (-1), and with IMMEDIATE, libzmq drops what lies unread when the
+    # connection ends: the head's last words. Nothing is sent before the connection stands anyway.
+    dealer.setsockopt(zmq.RECONNECT_IVL, 3_600_000)
     # The head's messages obey the same limit as ours.
     dealer.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     # What is unsent at close is given up; waiting could take for ever.

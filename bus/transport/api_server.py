@@ -30,6 +30,8 @@ HIGH_WATER_MESSAGES = 64
 MAX_BACKLOG_MESSAGES = 8192
 MAX_BACKLOG_BYTES = 64 * 1024 * 1024
 RETRY_S = 0.005
+#: Milliseconds that replies get to leave when the door closes; nobody waits for it.
+CLOSE_LINGER_MS = 500
 #: Requests read at one go, before the loop sees to others.
 MAX_BATCH = 256
 
@@ -157,7 +159,7 @@ class ApiServer:
             self._retry_at = now + RETRY_S
 
     def close(self) -> None:
-        """Close the door at once; what was not taken is gone. May be called again."""
+        """Close the door; last replies get a moment to leave. May be called again."""
         if self._router.closed:
             return
         if self._loop is not None:
@@ -165,7 +167,7 @@ class ApiServer:
             self._loop.remove_reader(self._monitor.readable)
             self._loop.remove_timer_source(self.handle_timeout)
         self._monitor.close()
-        self._router.close()
+        self._router.close(CLOSE_LINGER_MS)
         self._binding.close()
 
     def _watch(self) -> None:

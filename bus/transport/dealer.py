@@ -211,7 +211,8 @@ class DealerLink:
             self._unreachable_at = None
             self._hello_at = max(now, self._not_before)
         elif event.happening is Happening.DISCONNECTED:
-            # Its last frames come before its end; a new connection sends nothing unasked.
+            # Its last frames come before its end; a new connection sends nothing unasked. When we
+            # are late libzmq has dropped them (IMMEDIATE), and a Goodbye is a plain disconnect.
             self._read(RECEIVE_FRAMES * MAX_BATCH)
             self._lose_connection(now)
         elif event.happening in HANDSHAKE_FAILURES:

@@ -31,7 +31,7 @@ class Happening(Enum):
     CONNECT_RETRIED = int(zmq.EVENT_CONNECT_RETRIED)
     #: An incoming connection; `value` is its descriptor.
     ACCEPTED = int(zmq.EVENT_ACCEPTED)
-    #: A connection's descriptor was closed after a failure.
+    #: A descriptor was closed: of a connection after a failure, or the listening one.
     CLOSED = int(zmq.EVENT_CLOSED)
     #: A connection that stood ended; `value` was its descriptor.
     DISCONNECTED = int(zmq.EVENT_DISCONNECTED)

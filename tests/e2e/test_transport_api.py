@@ -234,7 +234,7 @@ def test_a_killed_head_is_noticed_at_once_and_its_words_are_read(tmp_path: Path,
     with ApiSocket(bound) as client:
         client.send([b"SF1", b"hello"])
         assert client.recv(20) == [b"SF1", b"first"]
-        # The second reply is in our queue, or will be, before the connection's end.
+        # The second reply lies unread while the head dies.
         assert client.sources[0].poll(20_000, zmq.POLLIN)
         head.send_signal(signal.SIGKILL)
         head.wait()
