@@ -67,7 +67,7 @@ class ApiServer:
         self._monitor = SocketMonitor(self._router)
         try:
             self._binding = Binding(
-                self._router, address, purpose="clients", setting="api.address in head.toml"
+                self._router, address, purpose="clients", setting="api.socket in head.toml"
             )
         except BaseException:
             self._monitor.close()

@@ -186,6 +186,11 @@ class DealerLink:
         """End the present link with a Goodbye; it is made again after a wait."""
         self._endpoint.close(reason, self._now())
 
+    def end_link(self, reason: str) -> None:
+        """End the present link with a Goodbye, which the next `flush` sends; another one follows."""
+        self._endpoint.close(reason, self._now())
+        self._collect()
+
     def close(self, reason: str) -> None:
         """End the link with a Goodbye and close. May be called again."""
         if self._dealer.closed:

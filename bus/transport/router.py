@@ -57,7 +57,7 @@ class RouterLinks:
         acceptor: Acceptor,
         *,
         purpose: str = "nodes",
-        setting: str = "fleet.listen in head.toml",
+        setting: str = "fleet.bind in head.toml",
         now: Callable[[], float] = clock.now,
     ) -> None:
         self.acceptor = acceptor

@@ -163,7 +163,7 @@ def test_a_frame_over_the_limit_cuts_its_client_only(harness: Harness) -> None:
 
 
 def test_a_second_server_is_refused_and_the_first_goes_on(harness: Harness) -> None:
-    with pytest.raises(PortInUse, match=r"api\.address") as raised:
+    with pytest.raises(PortInUse, match=r"api\.socket in head\.toml") as raised:
         ApiServer(harness.server.address)
     if harness.server.address.startswith("ipc"):
         assert f"process {os.getpid()} already serves clients" in raised.value.message

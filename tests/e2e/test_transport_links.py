@@ -300,6 +300,16 @@ def test_a_link_closed_on_purpose_is_made_again_on_the_same_connection(stage: St
     stage.until(lambda: node.link.is_up and head.address_of("gpu-1") == address)
 
 
+def test_the_dialing_side_ends_a_link_and_makes_another(stage: Stage) -> None:
+    head = stage.head()
+    node = stage.node(head.links.address)
+    stage.until(lambda: node.link.is_up and head.address_of("gpu-1") is not None)
+    node.link.end_link("drained")
+    stage.until(lambda: [down.code for down in head.downs()] == ["goodbye"])
+    assert node.codes() == ["closed"]
+    stage.until(lambda: node.link.is_up and head.address_of("gpu-1") is not None)
+
+
 def test_a_cut_connection_ends_its_link_and_no_other(stage: Stage) -> None:
     head = stage.head()
     first, second = (stage.node(head.links.address, name) for name in ("gpu-1", "gpu-2"))
@@ -393,7 +403,7 @@ def test_an_unreachable_head_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_second_head_on_the_port_is_refused_with_the_remedy(stage: Stage) -> None:
     head = stage.head()
-    with pytest.raises(PortInUse, match=r"set fleet\.listen in head\.toml"):
+    with pytest.raises(PortInUse, match=r"set fleet\.bind in head\.toml"):
         stage.head(head.links.address)
 
 
