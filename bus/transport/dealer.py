@@ -185,10 +185,6 @@ class DealerLink:
     def end_link(self, reason: str) -> None:
         """End the present link with a Goodbye; it is made again after a wait."""
         self._endpoint.close(reason, self._now())
-
-    def end_link(self, reason: str) -> None:
-        """End the present link with a Goodbye, which the next `flush` sends; another one follows."""
-        self._endpoint.close(reason, self._now())
         self._collect()
 
     def close(self, reason: str) -> None:
