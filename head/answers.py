@@ -11,14 +11,13 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
-from bus.text.detokenizer import Detokenizer
-
 from bus.codec import to_map
 from bus.errors import SuperfluidError
 from bus.head_session import HeadSession
 from bus.ids import ModelName, NodeIdentity, PackedIds, RequestId, SessionId
 from bus.messages.api import MAX_CREDIT, AnswerUsage, EndBody, Timing, TokenEvent, error_body
 from bus.messages.link import SamplingParams
+from bus.text.detokenizer import Detokenizer
 from head.effects import ClientKey, LinkKey, Reply
 
 #: Answer stages. `preparing` has its text at a text process; `ended` has a finish.
@@ -69,8 +68,11 @@ class Answer:
     ended_s: float = 0.0
     #: The link and protocol state of the generation that runs.
     session_link: tuple[LinkKey, HeadSession] | None = None
-    #: Nodes that declined this answer, with their words.
+    #: Nodes that declined this answer for good, with their words.
     declined: dict[NodeIdentity, str] = field(default_factory=dict)
+    #: Nodes that could not take it just now; they are asked again after a moment.
+    resting: dict[NodeIdentity, str] = field(default_factory=dict)
+    rests: int = 0
     subscriptions: list[Subscription] = field(default_factory=list)
 
     @property

@@ -221,7 +221,9 @@ class Api:
     def models(
         self, client: ClientKey, envelope: Envelope, body: dict[str, Any], now: float
     ) -> None:
-        listed = reports.models(self._core.fleet, self._core.texts, self._core.runs.queued())
+        listed = reports.models(
+            self._core.fleet, self._core.texts, self._core.runs.waiting.counts()
+        )
         self._end(client, envelope, {"models": listed})
 
     # --- parts --------------------------------------------------------------------------------
@@ -280,7 +282,7 @@ class Api:
         answer.prompt = PackedIds(ids)
         answer.prompt_tokens = len(ids) // 4
         try:
-            self._core.runs.enqueue(answer, now)
+            self._core.runs.waiting.add(answer, now)
         except SuperfluidError as error:
             self._core.book.end(answer, "error", now, error)
 

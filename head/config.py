@@ -11,6 +11,7 @@ from head.core import CorePolicy
 from head.placement import POLICIES
 from head.queueing import DEFAULT_LIMIT
 from head.runs import RunPolicy
+from head.waiting import WaitingPolicy
 
 PositiveInt = Annotated[int, Range(1, 2**31 - 1)]
 Seconds = Annotated[float, Range(0.0, 1e9)]
@@ -71,8 +72,9 @@ class HeadConfig:
     def core_policy(self) -> CorePolicy:
         return CorePolicy(
             runs=RunPolicy(
-                placement=self.placement.policy,
-                queue_limit=self.queue.limit,
+                waiting=WaitingPolicy(
+                    placement=self.placement.policy, queue_limit=self.queue.limit
+                ),
                 grace_s=self.fleet.silence_s or 30.0,
             ),
             retain_s=self.store.retain_s,

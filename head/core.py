@@ -140,7 +140,7 @@ class HeadCore:
         if seen is not None:
             self.outbox.persist(seen)
         self.fleet.link_up(link, confirm, now)
-        self.runs.schedule_all(now)
+        self.runs.waiting.schedule_all(now)
 
     def link_message(self, link: LinkKey, message: object, now: float) -> None:
         match message:
@@ -150,7 +150,7 @@ class HeadCore:
                 self.runs.renew(link, message)
             case NodeStatus():
                 self.fleet.status(link, message, now)
-                self.runs.schedule_all(now)
+                self.runs.waiting.schedule_all(now)
             case Lost():
                 self.runs.lost(link, message, now)
             case Declined():
@@ -228,13 +228,13 @@ class HeadCore:
                 "version": __version__,
                 "boot": self.boot,
                 "uptime_s": round(now - self._started_s, 3),
-                "placement": self._policy.runs.placement,
+                "placement": self._policy.runs.waiting.placement,
             },
             "nodes": reports.nodes(self.fleet, now),
-            "models": reports.models(self.fleet, self.texts, self.runs.queued()),
+            "models": reports.models(self.fleet, self.texts, self.runs.waiting.counts()),
             "answers": {
                 "running": self.runs.running,
-                "queued": sum(self.runs.queued().values()),
+                "queued": sum(self.runs.waiting.counts().values()),
                 "kept": len(self.book),
             },
         }
@@ -269,7 +269,7 @@ class HeadCore:
 
         def later(at: float) -> None:
             try:
-                self.runs.enqueue(answer, at)
+                self.runs.waiting.add(answer, at)
             except SuperfluidError as error:
                 self.book.end(answer, "error", at, error)
 

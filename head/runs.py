@@ -1,4 +1,4 @@
-"""Generations: from the queue to a node, the tokens that come back, and every way they end.
+"""Generations: on a node, the tokens that come back, and every way they end.
 
 Recovery is not here yet: a generation whose worker, node or link is lost ends its answer with
 `node_lost` and the offset reached; its tokens stay readable by cursor.
@@ -6,10 +6,9 @@ Recovery is not here yet: a generation whose worker, node or link is lost ends i
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from bus.errors import ERROR_TABLE, Expired, Internal, NodeLost, NoNode, SuperfluidError
+from bus.errors import ERROR_TABLE, Internal, NodeLost
 from bus.head_session import GenerationPlan, HeadSession, Verdict
 from bus.ids import (
     BootCounter,
@@ -22,7 +21,7 @@ from bus.ids import (
     count_ids,
     unpack_ids,
 )
-from bus.messages.api import PlacedEvent, QueuedEvent
+from bus.messages.api import PlacedEvent
 from bus.messages.link import (
     Declined,
     Finish,
@@ -42,22 +41,20 @@ from head.book import AnswerBook
 from head.effects import LinkKey
 from head.fleet import Fleet
 from head.outbox import Outbox
-from head.placement import Placement, place
-from head.queueing import Entry, RequestQueue
 from head.rows import MarkSent, PutGeneration, PutTokens
-from head.snapshot import PlacementRequest
 from head.texts import TextDesk
+from head.waiting import WaitingLine, WaitingPolicy
+
+#: Why a node may decline what it can take a moment later: its worker is starting or full.
+PASSING_CODES = frozenset({"model_not_ready", "worker_lost", "worker_behind", "queue_full"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPolicy:
     """How the head runs generations. Times in seconds."""
 
-    placement: str = "load-aware"
-    queue_limit: int = 1024
+    waiting: WaitingPolicy = WaitingPolicy()
     lease_s: float = 20.0
-    #: Without a node, a request waits so long when one may be about to come (back).
-    node_wait_s: float = 10.0
     #: Past a request's wall budget the head waits this long for the node's own `expired`.
     grace_s: float = 30.0
 
@@ -81,119 +78,26 @@ class Runs:
         self._outbox = outbox
         self._book = book
         self._fleet = fleet
-        self._texts = texts
         self._timers = timers
         self._epochs = BootCounter(boot)
         self._generations = BootCounter(boot)
         self._commands = BootCounter(boot)
-        self._queues: dict[ModelName, RequestQueue] = {}
         self._running: dict[GenerationId, Answer] = {}
         self.acks = AckDesk(outbox, timers)
-        #: Until then nodes may be on their way: the head or a link to a node is new.
-        self._settled_s = now + policy.node_wait_s
-
-    # --- the queue ----------------------------------------------------------------------------
-
-    def queued(self) -> dict[ModelName, int]:
-        """How many answers wait, by model."""
-        return {model: len(queue) for model, queue in self._queues.items() if len(queue)}
+        self.waiting = WaitingLine(
+            policy=policy.waiting,
+            now=now,
+            outbox=outbox,
+            book=book,
+            fleet=fleet,
+            texts=texts,
+            timers=timers,
+            start=self._start,
+        )
 
     @property
     def running(self) -> int:
         return len(self._running)
-
-    def enqueue(self, answer: Answer, now: float) -> None:
-        """Let an answer wait for a node, or place it at once.
-
-        Raises:
-            QueueFull: the model's queue holds all it may.
-        """
-        queue = self._queues.get(answer.model)
-        if queue is None:
-            queue = RequestQueue(answer.model, self._policy.queue_limit)
-            self._queues[answer.model] = queue
-        expires_s = answer.accepted_s + answer.wall_ms / 1000 if answer.wall_ms else math.inf
-        entry = Entry(
-            answer=answer.id,
-            owner=answer.owner,
-            qos=answer.qos,
-            cost_tokens=len(answer.prompt) // 4 + answer.max_new,
-            queued_s=answer.accepted_s,
-            expires_s=expires_s,
-        )
-        queue.readmit(entry) if answer.declined else queue.push(entry)
-        answer.stage = QUEUED
-        if answer.key is not None:
-            self._book.store(answer)
-        self.schedule(answer.model, now)
-        if answer.stage == QUEUED:
-            self._announce_queued(answer, queue)
-            if answer.wall_ms:
-                self._timers.at(expires_s, lambda at: self._expire(queue, at))
-
-    def schedule_all(self, now: float) -> None:
-        for model in list(self._queues):
-            self.schedule(model, now)
-
-    def schedule(self, model: ModelName, now: float) -> None:
-        """Place what can be placed of one model's queue, in its order."""
-        queue = self._queues.get(model)
-        for entry in queue.candidates() if queue else ():
-            answer = self._book.get(entry.answer)
-            if queue is None or answer is None:
-                raise ValueError(f"answer {entry.answer} waits and is in no book")
-            placement = self._place(answer, now)
-            if placement.node is not None:
-                queue.take(entry.answer, now)
-                self._start(answer, placement.node, now)
-            elif placement.error is not None and not self._may_wait(answer, placement.error, now):
-                queue.remove(entry.answer)
-                self._book.end(answer, "error", now, self._no_place(answer, placement))
-            elif not self._fleet.has_room(model):
-                return
-
-    def _may_wait(self, answer: Answer, error: SuperfluidError, now: float) -> bool:
-        """Whether a node may come in time for an answer that no node can take now."""
-        until = answer.accepted_s + self._policy.node_wait_s
-        coming = now < self._settled_s or self._fleet.loading(answer.model)
-        if not isinstance(error, NoNode) or answer.declined or not coming or now >= until:
-            return False
-        self._timers.at(min(until, max(self._settled_s, now + 1.0)), self.schedule_all)
-        return True
-
-    def _expire(self, queue: RequestQueue, now: float) -> None:
-        for entry in queue.expired(now):
-            answer = self._book.get(entry.answer)
-            if answer is not None:
-                error = Expired(
-                    f"the wall budget of {answer.wall_ms} ms ended while the request waited for "
-                    "a node; give it a larger max_wall_ms, or add a node"
-                )
-                self._book.end(answer, "error", now, error)
-
-    def _place(self, answer: Answer, now: float) -> Placement:
-        digest = self._texts.digest(answer.model)
-        request = PlacementRequest(
-            model=answer.model,
-            prompt_tokens=len(answer.prompt) // 4,
-            expected_tokens=answer.max_new,
-            tokenizer_digest=digest,
-            excluded=frozenset(answer.declined),
-        )
-        snapshot = self._fleet.snapshot(answer.model, digest, now)
-        return place(self._policy.placement, snapshot, request)
-
-    def _no_place(self, answer: Answer, placement: Placement) -> SuperfluidError:
-        error = placement.error or Internal("no placement and no reason")
-        if isinstance(error, NoNode) and answer.declined:
-            said = "; ".join(f"{node}: {why}" for node, why in sorted(answer.declined.items()))
-            return NoNode(f"every node declined the request ({said})", details=error.details)
-        return error
-
-    def _announce_queued(self, answer: Answer, queue: RequestQueue) -> None:
-        position = queue.position(answer.id) or 0
-        for subscription in answer.subscriptions:
-            self._outbox.reply(subscription.event(QueuedEvent(position=position)))
 
     # --- start --------------------------------------------------------------------------------
 
@@ -325,7 +229,7 @@ class Runs:
         """Nothing was computed: try the other nodes, or say why none takes it."""
         answer = self._current(link, message.generation, message.epoch)
         if answer is not None:
-            self._try_elsewhere(answer, message.message or message.code, now)
+            self._try_elsewhere(answer, message.code, message.message or message.code, now)
 
     def refused(self, link: LinkKey, message: Refused, now: float) -> None:
         """A command was not applied; its session can not run there under this epoch."""
@@ -334,7 +238,7 @@ class Runs:
                 continue
             session = answer.session_link[1]
             if (session.session, session.epoch) == (message.session, message.epoch):
-                self._try_elsewhere(answer, f"{message.code}: {message.message}", now)
+                self._try_elsewhere(answer, message.code, message.message or message.code, now)
 
     def need_full(self, link: LinkKey, message: NeedFull) -> None:
         for answer in self._running.values():
@@ -344,13 +248,16 @@ class Runs:
             if (session.session, session.epoch) == (message.session, message.epoch):
                 self._outbox.send(link, session.append_full())
 
-    def _try_elsewhere(self, answer: Answer, why: str, now: float) -> None:
-        answer.declined[answer.node] = why
+    def _try_elsewhere(self, answer: Answer, code: str, why: str, now: float) -> None:
+        if code in PASSING_CODES:
+            self.waiting.rest(answer, answer.node, why, now)
+        else:
+            answer.declined[answer.node] = why
         self._leave(answer, "declined", now)
         if answer.tokens:
             self._book.end(answer, "error", now, self._node_lost(answer, why))
         else:
-            self.enqueue(answer, now)
+            self.waiting.add(answer, now)
 
     def renew(self, link: LinkKey, message: LeaseRenew) -> None:
         """Grant what the head holds there; what it does not hold is revoked."""
@@ -374,7 +281,7 @@ class Runs:
 
     def link_down(self, link: LinkKey, node: NodeIdentity, reason: str, now: float) -> None:
         self.acks.drop(link)
-        self._settled_s = max(self._settled_s, now + self._policy.node_wait_s)
+        self.waiting.unsettle(now)
         for answer in list(self._running.values()):
             if answer.session_link is not None and answer.session_link[0] == link:
                 self._lose(answer, f"the link to node {node} ended ({reason})", now)
@@ -384,7 +291,7 @@ class Runs:
     def cancel(self, answer: Answer, now: float) -> None:
         """End an answer at what it has, wherever it is; the lane is free at once."""
         if answer.stage == QUEUED:
-            self._queues[answer.model].remove(answer.id)
+            self.waiting.remove(answer)
         elif answer.session_link is not None:
             link, session = answer.session_link
             stop = session.cancel()
@@ -416,7 +323,7 @@ class Runs:
             self._fleet.release(answer.node, session.generation)
         if self._fleet.by_link(link) is not None:
             self._outbox.send(link, session.revoke(reason))
-        self._timers.at(now, lambda at: self.schedule(answer.model, at))
+        self._timers.at(now, lambda at: self.waiting.schedule(answer.model, at))
 
     def _current(self, link: LinkKey, generation: GenerationId, epoch: Epoch) -> Answer | None:
         answer = self._running.get(generation)

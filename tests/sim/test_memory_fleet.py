@@ -11,6 +11,7 @@ from bus.ids import pack_ids
 from bus.messages.api import TokenEvent
 from head.core import CorePolicy
 from head.runs import RunPolicy
+from head.waiting import WaitingPolicy
 from tests.harness.memory_fleet import MemoryFleet, Stream
 from tests.harness.memory_parts import WINDOW, expected_tokens
 
@@ -23,7 +24,7 @@ CORES = [
     *("bus/timers.py", "agent/core.py", "agent/served_model.py", "agent/worker/scheduler.py"),
     *("head/acks.py", "head/answers.py", "head/api.py", "head/book.py", "head/core.py"),
     *("head/fleet.py", "head/gate.py", "head/outbox.py", "head/placement.py", "head/queueing.py"),
-    *("head/reports.py", "head/runs.py", "head/texts.py"),
+    *("head/reports.py", "head/runs.py", "head/texts.py", "head/waiting.py"),
 ]
 FORBIDDEN = {"time", "datetime", "random", "secrets", "socket", "zmq", "threading", "sqlite3", "os"}
 
@@ -73,7 +74,7 @@ def test_answer_arrives_whole_with_usage_and_node() -> None:
 
 
 def test_round_robin_gives_both_nodes_work() -> None:
-    policy = CorePolicy(runs=RunPolicy(placement="round-robin"))
+    policy = CorePolicy(runs=RunPolicy(waiting=WaitingPolicy(placement="round-robin")))
     fleet = MemoryFleet(nodes=2, policy=policy)
     fleet.run(1.0)
     streams = [fleet.generate(f"p{i}", 5) for i in range(6)]
@@ -213,7 +214,7 @@ def test_cancel_in_the_queue_leaves_the_queue_empty() -> None:
     assert streams[-1].end["finish"] == "cancelled"
     fleet.finish(*streams)
     assert fleet.head is not None
-    assert fleet.head.core.runs.queued() == {}
+    assert fleet.head.core.runs.waiting.counts() == {}
 
 
 def test_credit_pauses_a_reader_and_more_continues_it() -> None:

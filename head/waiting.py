@@ -1,0 +1,196 @@
+"""Answers that wait for a node: one queue per model, placed whenever something may have changed.
+
+Work waits here and not at nodes. An answer that no node can take now is refused with every node's
+reason, unless a node may be about to take it: the head or a link is new, the model loads, or a
+node declined for a reason that passes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bus.errors import Expired, Internal, NoNode, SuperfluidError
+from bus.ids import ModelName, NodeIdentity
+from bus.messages.api import QueuedEvent
+from bus.timers import Timers
+from head.answers import QUEUED, Answer
+from head.book import AnswerBook
+from head.fleet import Fleet
+from head.outbox import Outbox
+from head.placement import Placement, place
+from head.queueing import DEFAULT_LIMIT, Entry, RequestQueue
+from head.snapshot import PlacementRequest
+from head.texts import TextDesk
+
+#: How long a node that declined for a passing reason is left alone by the answer, and how often.
+REST_S = 0.25
+MAX_RESTS = 40
+
+#: Starts an answer on the node that was chosen.
+Start = Callable[[Answer, NodeIdentity, float], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingPolicy:
+    """Which node is chosen, how many may wait, and how long for a node that may come."""
+
+    placement: str = "load-aware"
+    queue_limit: int = DEFAULT_LIMIT
+    node_wait_s: float = 10.0
+
+
+class WaitingLine:
+    """Owned by the core's runs. Invariant: exactly the answers in stage QUEUED are in a queue."""
+
+    def __init__(
+        self,
+        *,
+        policy: WaitingPolicy,
+        now: float,
+        outbox: Outbox,
+        book: AnswerBook,
+        fleet: Fleet,
+        texts: TextDesk,
+        timers: Timers,
+        start: Start,
+    ) -> None:
+        self._policy = policy
+        self._outbox = outbox
+        self._book = book
+        self._fleet = fleet
+        self._texts = texts
+        self._timers = timers
+        self._start = start
+        self._queues: dict[ModelName, RequestQueue] = {}
+        #: Until then nodes may be on their way: the head or a link to a node is new.
+        self._settled_s = now + policy.node_wait_s
+
+    def counts(self) -> dict[ModelName, int]:
+        """How many answers wait, by model."""
+        return {model: len(queue) for model, queue in self._queues.items() if len(queue)}
+
+    def add(self, answer: Answer, now: float) -> None:
+        """Let an answer wait for a node, or place it at once.
+
+        Raises:
+            QueueFull: the model's queue holds all it may.
+        """
+        queue = self._queues.get(answer.model)
+        if queue is None:
+            queue = RequestQueue(answer.model, self._policy.queue_limit)
+            self._queues[answer.model] = queue
+        expires_s = answer.accepted_s + answer.wall_ms / 1000 if answer.wall_ms else math.inf
+        entry = Entry(
+            answer=answer.id,
+            owner=answer.owner,
+            qos=answer.qos,
+            cost_tokens=len(answer.prompt) // 4 + answer.max_new,
+            queued_s=answer.accepted_s,
+            expires_s=expires_s,
+        )
+        queue.readmit(entry) if answer.stored else queue.push(entry)
+        answer.stage = QUEUED
+        if answer.key is not None:
+            self._book.store(answer)
+        self.schedule(answer.model, now)
+        if answer.stage == QUEUED:
+            self._announce_queued(answer, queue)
+            if answer.wall_ms:
+                self._timers.at(expires_s, lambda at: self._expire(queue, at))
+
+    def remove(self, answer: Answer) -> None:
+        """Take an answer out that ends for another reason."""
+        queue = self._queues.get(answer.model)
+        if queue is not None:
+            queue.remove(answer.id)
+
+    def unsettle(self, now: float) -> None:
+        """A node's link ended: it may come back."""
+        self._settled_s = max(self._settled_s, now + self._policy.node_wait_s)
+
+    def rest(self, answer: Answer, node: NodeIdentity, why: str, now: float) -> None:
+        """Leave a node alone for a moment that declined for a passing reason."""
+        answer.rests += 1
+        if answer.rests > MAX_RESTS:
+            answer.declined[node] = why
+            return
+
+        def rested(at: float) -> None:
+            answer.resting.pop(node, None)
+            if answer.stage == QUEUED:
+                self.schedule(answer.model, at)
+
+        answer.resting[node] = why
+        self._timers.at(now + REST_S, rested)
+
+    def schedule_all(self, now: float) -> None:
+        for model in list(self._queues):
+            self.schedule(model, now)
+
+    def schedule(self, model: ModelName, now: float) -> None:
+        """Place what can be placed of one model's queue, in its order."""
+        queue = self._queues.get(model)
+        for entry in queue.candidates() if queue else ():
+            answer = self._book.get(entry.answer)
+            if queue is None or answer is None:
+                raise ValueError(f"answer {entry.answer} waits and is in no book")
+            placement = self._place(answer, now)
+            if placement.node is not None:
+                queue.take(entry.answer, now)
+                self._start(answer, placement.node, now)
+            elif placement.error is not None and not self._may_wait(answer, placement.error, now):
+                queue.remove(entry.answer)
+                self._book.end(answer, "error", now, self._no_place(answer, placement))
+            elif not self._fleet.has_room(model):
+                return
+
+    def _may_wait(self, answer: Answer, error: SuperfluidError, now: float) -> bool:
+        """Whether a node may come in time for an answer that no node can take now."""
+        if not isinstance(error, NoNode):
+            return False
+        if answer.resting:
+            return True
+        until = answer.accepted_s + self._policy.node_wait_s
+        settling = now < self._settled_s and not answer.declined
+        coming = settling or self._fleet.loading(answer.model)
+        if not coming or now >= until:
+            return False
+        self._timers.at(min(until, max(self._settled_s, now + 1.0)), self.schedule_all)
+        return True
+
+    def _expire(self, queue: RequestQueue, now: float) -> None:
+        for entry in queue.expired(now):
+            answer = self._book.get(entry.answer)
+            if answer is not None:
+                error = Expired(
+                    f"the wall budget of {answer.wall_ms} ms ended while the request waited for "
+                    "a node; give it a larger max_wall_ms, or add a node"
+                )
+                self._book.end(answer, "error", now, error)
+
+    def _place(self, answer: Answer, now: float) -> Placement:
+        digest = self._texts.digest(answer.model)
+        request = PlacementRequest(
+            model=answer.model,
+            prompt_tokens=len(answer.prompt) // 4,
+            expected_tokens=answer.max_new,
+            tokenizer_digest=digest,
+            excluded=frozenset(answer.declined) | frozenset(answer.resting),
+        )
+        snapshot = self._fleet.snapshot(answer.model, digest, now)
+        return place(self._policy.placement, snapshot, request)
+
+    def _no_place(self, answer: Answer, placement: Placement) -> SuperfluidError:
+        error = placement.error or Internal("no placement and no reason")
+        refusals = answer.declined | answer.resting
+        if isinstance(error, NoNode) and refusals:
+            said = "; ".join(f"{node}: {why}" for node, why in sorted(refusals.items()))
+            return NoNode(f"every node declined the request ({said})", details=error.details)
+        return error
+
+    def _announce_queued(self, answer: Answer, queue: RequestQueue) -> None:
+        position = queue.position(answer.id) or 0
+        for subscription in answer.subscriptions:
+            self._outbox.reply(subscription.event(QueuedEvent(position=position)))
