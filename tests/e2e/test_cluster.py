@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -221,7 +222,7 @@ def test_four_prompts_stream_at_once_and_each_gets_its_own_answer() -> None:
             client.tokenize(cluster.model, f"{word} {word} {word} {word}")
             for word in ("one", "two", "three", "four")
         ]
-        options = {"max_new": 24, "temperature": 0.0, "ignore_eos": True}
+        options: dict[str, Any] = {"max_new": 24, "temperature": 0.0, "ignore_eos": True}
         alone = [client.generate(cluster.model, p, **options).result().tokens for p in prompts]
         calls = [client.generate(cluster.model, p, **options) for p in prompts]
         answers = [call.result() for call in calls]
