@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from bus.errors import NotFound, StartError
+from bus.errors import NotFound, StartError, SuperfluidError
 from bus.state import StateFolder
 from head.cli import preflight
 from head.cli.context import CliContext, pass_context
@@ -93,8 +93,9 @@ def _start_services(context: CliContext, state: StateFolder, heads: int, nodes: 
         supervisor.start(heads=heads, nodes=nodes)
         ready = Readiness(state, heads=heads, nodes=nodes, models=tuple(models))
         wait_ready(ready, supervisor, context.timeout_s or UP_TIMEOUT_S)
-    except BaseException:
-        _show_last_words(state, supervisor)
+    except BaseException as error:
+        if isinstance(error, SuperfluidError):
+            _show_last_words(state, supervisor)
         stop_services(state, None)
         raise
     note(f"ready; look with: {context.command('status')}  end with: {context.command('down')}")
