@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from bus.text.detokenizer import Detokenizer
-
 from bus.errors import (
     ERROR_TABLE,
     Internal,
@@ -20,6 +18,7 @@ from bus.errors import (
 )
 from bus.ids import ModelName
 from bus.messages.text import Describe, Described, TextFailed
+from bus.text.detokenizer import Detokenizer
 from head.outbox import Outbox
 
 #: Jobs that may wait at the text processes; more are refused with a hint to come back.
