@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ from agent.node import Node
 from agent.node_folder import check_name
 from agent.served_folders import served_folders
 from bus.config import load_config
-from bus.errors import SuperfluidError
 from bus.log import setup_logging
 from bus.packages import check_packages
+from bus.service import run_service
 from bus.state import StateFolder
 from bus.transport.limits import raise_open_files
 from bus.version import __version__
@@ -105,17 +104,8 @@ def _agents_here() -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script: exits with the error's code after one line that says what to do."""
-    try:
-        agent.main(args=arguments, prog_name="sf-agent", standalone_mode=False)
-    except SuperfluidError as error:
-        click.echo(f"sf-agent: {error.message}", err=True)
-        sys.exit(error.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except click.Abort:
-        sys.exit(130)
+    """The console script."""
+    run_service(agent, "sf-agent", arguments)
 
 
 if __name__ == "__main__":

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from bus.config import load_config
-from bus.errors import SuperfluidError
 from bus.log import setup_logging
 from bus.packages import check_packages
+from bus.service import run_service
 from bus.state import StateFolder
 from bus.transport.limits import raise_open_files
 from bus.version import __version__
@@ -62,17 +61,8 @@ def head(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script: exits with the error's code after one line that says what to do."""
-    try:
-        head.main(args=arguments, prog_name="sf-head", standalone_mode=False)
-    except SuperfluidError as error:
-        click.echo(f"sf-head: {error.message}", err=True)
-        sys.exit(error.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except click.Abort:
-        sys.exit(130)
+    """The console script."""
+    run_service(head, "sf-head", arguments)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Self
 
 from bus.errors import Internal, StartError, StoreCorrupt, SuperfluidError
+from bus.file_lock import FileLock
 from bus.ids import SessionId
 from head.effects import Persist
 from head.rows import PurgeAnswers, StoredAnswer, StoredState
@@ -43,7 +44,9 @@ class Store:
     on disk; after an error nothing is committed any more.
     """
 
-    def __init__(self, file: Path, connection: sqlite3.Connection, boot: int, lock: int) -> None:
+    def __init__(
+        self, file: Path, connection: sqlite3.Connection, boot: int, lock: FileLock
+    ) -> None:
         self._file = file
         self._connection = connection
         self._boot = boot
@@ -88,7 +91,7 @@ class Store:
         except BaseException as error:
             if connection is not None:
                 connection.close()
-            os.close(lock)
+            lock.close()
             if isinstance(error, sqlite3.Error):
                 raise _start_error(file, error) from error
             raise
@@ -147,7 +150,7 @@ class Store:
         self._reader.close()
         self._connection.close()
         os.close(self._wake)
-        os.close(self._lock)
+        self._lock.close()
 
     def _read(self, where: str, values: tuple[str, ...]) -> StoredAnswer | None:
         try:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
 from pathlib import Path
 
 from bus.errors import StartError
-from bus.transport.pipes import private_folder
+from bus.file_lock import FileLock, LockHeld
+from bus.state import private_folder
 
 LOCK = "head.lock"
 
@@ -23,11 +22,11 @@ NETWORK_TYPES = frozenset(
 )
 
 
-def claim_folder(folder: Path) -> int:
+def claim_folder(folder: Path) -> FileLock:
     """Make the folder when it is missing and hold it.
 
     Returns:
-        A descriptor; the folder is held until it is closed, or the process ends.
+        The lock, which holds the folder until it is closed, or the process ends.
 
     Raises:
         StartError: others can enter it, it is on a network file system, or a head holds it.
@@ -42,21 +41,14 @@ def claim_folder(folder: Path) -> int:
     return _lock(folder)
 
 
-def _lock(folder: Path) -> int:
-    flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(folder / LOCK, flags, 0o600)
+def _lock(folder: Path) -> FileLock:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
-        os.close(descriptor)
+        return FileLock(folder / LOCK)
+    except LockHeld as error:
         raise StartError(
-            f"a head with process id {holder} has the state folder {folder}; stop it with "
-            "`sfctl down`, or give this one a folder of its own (SUPERFLUID_STATE)"
+            f"a head with process id {error.pid or 'unknown'} has the state folder {folder}; stop "
+            "it with `sfctl down`, or give this one a folder of its own (SUPERFLUID_STATE)"
         ) from None
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, b"%d\n" % os.getpid())
-    return descriptor
 
 
 def filesystem_type(path: Path, mounts: str) -> str:
