@@ -1,0 +1,101 @@
+"""Answers that wait at the head: for a lane, for a node that comes back, over a head's restart."""
+
+from __future__ import annotations
+
+from bus.ids import CommandId, Epoch, ModelName, SessionId
+from bus.messages.link import SessionAssign
+from tests.harness.memory_fleet import MemoryFleet
+from tests.sim.test_memory_fleet import check_complete, whole_answer
+
+
+def test_queued_request_with_a_key_outlives_the_head() -> None:
+    fleet = MemoryFleet(nodes=1)
+    fleet.run(1.0)
+    running = [fleet.generate(f"long {i}", 400, credit=1000) for i in range(5)]
+    waiting = fleet.generate("patient", 10, key="patient")
+    fleet.run(0.5)
+    assert all(stream.tokens for stream in running[:4])
+    assert not waiting.tokens
+    fleet.kill_head()
+    fleet.start_head()
+    again = fleet.request("attach", key="patient")
+    fleet.finish(again)
+    check_complete(again, "patient", 10)
+
+
+def test_request_waits_for_a_worker_that_is_being_started_again() -> None:
+    fleet = MemoryFleet(nodes=1)
+    fleet.run(1.0)
+    fleet.nodes[0].kill_worker(respawn_s=2.0)
+    stream = fleet.generate("in between", 10)
+    fleet.finish(stream, limit_s=5.0)
+    check_complete(stream, "in between", 10)
+
+
+def test_request_placed_while_its_worker_dies_goes_to_the_next_worker() -> None:
+    fleet = MemoryFleet(nodes=1)
+    fleet.run(1.0)
+    stream = fleet.generate("unlucky", 10)
+    fleet.run_until(lambda: any(event["type"] == "placed" for event in stream.events))
+    assert not stream.tokens
+    fleet.nodes[0].kill_worker(respawn_s=1.0)
+    fleet.finish(stream, limit_s=10.0)
+    if stream.error is not None:
+        assert stream.error["code"] == "node_lost"
+        assert stream.tokens == whole_answer("unlucky", stream.error["details"]["offset"])
+    else:
+        check_complete(stream, "unlucky", 10)
+
+
+def test_request_waits_for_a_node_whose_link_was_cut() -> None:
+    fleet = MemoryFleet(nodes=1)
+    fleet.run(1.0)
+    fleet.nodes[0].cut_connection()
+    stream = fleet.generate("hold on", 10)
+    fleet.finish(stream, limit_s=5.0)
+    check_complete(stream, "hold on", 10)
+
+
+def test_request_is_refused_when_no_node_came_in_time() -> None:
+    fleet = MemoryFleet(nodes=1)
+    fleet.run(1.0)
+    fleet.nodes[0].kill()
+    stream = fleet.generate("in vain", 10)
+    fleet.finish(stream, limit_s=15.0)
+    assert stream.error is not None
+    assert stream.error["code"] == "no_node"
+    assert "node-1" in stream.error["details"]["nodes"]
+
+
+def test_wall_budget_ends_a_request_that_waits() -> None:
+    fleet = MemoryFleet(nodes=1)
+    fleet.run(1.0)
+    running = [fleet.generate(f"long {i}", 400, credit=1000) for i in range(5)]
+    stream = fleet.generate("hurried", 10, max_wall_ms=500)
+    fleet.finish(stream, limit_s=1.0)
+    assert stream.error is not None
+    assert stream.error["code"] == "expired"
+    fleet.finish(*running)
+
+
+def test_node_that_gives_orders_to_the_head_loses_its_link_and_may_come_back() -> None:
+    fleet = MemoryFleet(nodes=1)
+    fleet.run(1.0)
+    node = fleet.nodes[0]
+    assert node.endpoint is not None
+    node.endpoint.send(
+        SessionAssign(
+            command=CommandId(1),
+            session=SessionId("s"),
+            epoch=Epoch(1),
+            model=ModelName("toy"),
+            lease_ms=1,
+        )
+    )
+    first = node.address
+    node.turn()
+    fleet.run_until(lambda: node.address not in (first, b""), 10.0)
+    fleet.run(1.0)
+    stream = fleet.generate("after all", 10)
+    fleet.finish(stream, limit_s=5.0)
+    check_complete(stream, "after all", 10)
