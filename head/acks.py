@@ -12,8 +12,7 @@ from bus.timers import Timers
 from head.effects import LinkKey
 from head.outbox import Outbox
 
-#: A quarter of the node's window: late enough to be rare, early enough never to pause a stream.
-MAX_UNACKED_EVENTS = 256
+#: Far less than it takes a stream to fill the node's window of 1,024 events; see also `urgent`.
 MAX_DELAY_S = 0.25
 
 
@@ -24,25 +23,25 @@ class AckDesk:
         self._outbox = outbox
         self._timers = timers
         self._pending: dict[LinkKey, dict[GenerationId, int]] = {}
-        self._acked: dict[GenerationId, int] = {}
         self._timer: int | None = None
 
     def note(
         self, link: LinkKey, generation: GenerationId, watermark: int, now: float, *, urgent: bool
     ) -> None:
-        """Events below `watermark` are kept with this round; `urgent` for a finish."""
+        """Events below `watermark` are kept with this round.
+
+        Args:
+            urgent: say it now: a finish, or a window that fills.
+        """
         self._pending.setdefault(link, {})[generation] = watermark
-        if urgent or watermark - self._acked.get(generation, 0) >= MAX_UNACKED_EVENTS:
+        if urgent:
             self._flush(link)
-            if urgent:
-                self._acked.pop(generation, None)
         elif self._timer is None:
             self._timer = self._timers.at(now + MAX_DELAY_S, self._flush_all)
 
     def drop(self, link: LinkKey) -> None:
         """The link is gone; so is what was to be said on it."""
-        for generation in self._pending.pop(link, {}):
-            self._acked.pop(generation, None)
+        self._pending.pop(link, None)
 
     def _flush_all(self, now: float) -> None:
         self._timer = None
@@ -51,7 +50,6 @@ class AckDesk:
 
     def _flush(self, link: LinkKey) -> None:
         pending = self._pending.pop(link, {})
-        self._acked.update(pending)
         if pending:
             marks = tuple(
                 Watermark(generation=generation, committed=watermark)

@@ -239,8 +239,8 @@ class Api:
                 return known, False
         self._core.texts.folder(request.model)
         answer = self._core.new_answer(LOCAL_OWNER, request, sampling_of(request), now)
-        self._core.book.add(answer)
         self._subscribe(client, envelope, answer, 0)
+        self._core.book.add(answer)
         return answer, True
 
     def _encode(self, answer: Answer, make_job: MakeJob) -> None:
@@ -311,8 +311,11 @@ class Api:
         def then(known: object, at: float) -> None:
             if isinstance(known, SuperfluidError):
                 self._core.fail_request(client, envelope.id, known)
-            else:
+                return
+            try:
                 self._subscribe(client, envelope, answer, offset)
+            except SuperfluidError as error:
+                self._core.fail_request(client, envelope.id, error)
 
         self._core.texts.when_described(answer.model, then, now)
 

@@ -7,13 +7,16 @@ from collections.abc import Iterator
 import msgpack
 
 from bus.codec import to_map
-from bus.errors import NotFound, SuperfluidError
+from bus.errors import NotFound, RateLimited, SuperfluidError
 from bus.ids import RequestId, SessionId
 from head.answers import ENDED, Answer, Subscription
 from head.effects import ClientKey
 from head.outbox import Outbox
 from head.rows import PurgeAnswers, PutAnswer, PutFinish
 from head.texts import TextDesk
+
+#: Open requests of one connection; a connection costs memory for each.
+MAX_OPEN_REQUESTS = 1024
 
 
 class AnswerBook:
@@ -55,9 +58,20 @@ class AnswerBook:
     # --- readers ------------------------------------------------------------------------------
 
     def subscribe(self, subscription: Subscription) -> None:
-        """Add a reader; it gets what is there already by the next pump."""
+        """Add a reader; it gets what is there already by the next pump.
+
+        Raises:
+            RateLimited: the client has as many open requests as it may.
+        """
+        requests = self._open.setdefault(subscription.client, {})
+        if len(requests) >= MAX_OPEN_REQUESTS:
+            raise RateLimited(
+                f"{len(requests)} requests of this connection are open, which is all it may have; "
+                "wait for some to end",
+                retry_after_ms=1000,
+            )
+        requests[subscription.request] = subscription
         subscription.answer.subscriptions.append(subscription)
-        self._open.setdefault(subscription.client, {})[subscription.request] = subscription
 
     def is_open(self, client: ClientKey, request: RequestId) -> bool:
         return request in self._open.get(client, {})

@@ -45,6 +45,8 @@ from head.rows import MarkSent, PutGeneration, PutTokens
 from head.texts import TextDesk
 from head.waiting import WaitingLine, WaitingPolicy
 
+#: A stream is acknowledged at once when it passes a multiple of this: a quarter of the window.
+ACK_EVERY_EVENTS = 256
 #: Why a node may decline what it can take a moment later: its worker is starting or full.
 PASSING_CODES = frozenset({"model_not_ready", "worker_lost", "worker_behind", "queue_full"})
 
@@ -175,14 +177,19 @@ class Runs:
             self.acks.note(link, run.generation, end, now, urgent=run.finish is not None)
             return
         session = answer.session_link[1]
+        before = session.next_seq
         receipt = session.accept(run)
         if receipt.verdict is Verdict.GAP:
             self._lose(answer, f"node {answer.node} left out tokens of the answer", now)
             return
         if receipt.verdict is not Verdict.STALE:
-            urgent = receipt.finish is not None
+            crossed = session.next_seq // ACK_EVERY_EVENTS != before // ACK_EVERY_EVENTS
+            urgent = crossed or receipt.finish is not None
             self.acks.note(link, run.generation, session.next_seq, now, urgent=urgent)
         if receipt.verdict is Verdict.FRESH:
+            if len(answer.tokens) + count_ids(receipt.ids) > answer.max_new:
+                self._lose(answer, f"node {answer.node} made more tokens than were asked for", now)
+                return
             self._take_tokens(answer, run.generation, receipt.ids, now)
             if receipt.finish is not None:
                 self._finished(answer, receipt.finish, now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bus.ids import CommandId, Epoch, ModelName, SessionId
 from bus.messages.link import SessionAssign
+from head.book import MAX_OPEN_REQUESTS
 from tests.harness.memory_fleet import MemoryFleet
 from tests.sim.test_memory_fleet import check_complete, whole_answer
 
@@ -99,3 +100,19 @@ def test_node_that_gives_orders_to_the_head_loses_its_link_and_may_come_back() -
     stream = fleet.generate("after all", 10)
     fleet.finish(stream, limit_s=5.0)
     check_complete(stream, "after all", 10)
+
+
+def test_connection_may_have_so_many_open_requests_and_no_more() -> None:
+    fleet = MemoryFleet(nodes=1)
+    stream = fleet.generate("popular", 5, key="popular")
+    fleet.finish(stream)
+    readers = [
+        fleet.request("attach", key="popular", credit=1, offset=0) for _ in range(MAX_OPEN_REQUESTS)
+    ]
+    fleet.finish(*readers)
+    slow = [fleet.generate(f"s{i}", 50, credit=1) for i in range(MAX_OPEN_REQUESTS)]
+    last = fleet.generate("one too many", 1)
+    fleet.finish(last)
+    assert last.error is not None
+    assert last.error["code"] == "rate_limited"
+    assert not any(stream.error for stream in slow)

@@ -7,7 +7,7 @@ import pytest
 from bus.ids import GenerationId
 from bus.messages.link import WatermarkAck
 from bus.timers import Timers
-from head.acks import MAX_DELAY_S, MAX_UNACKED_EVENTS, AckDesk
+from head.acks import MAX_DELAY_S, AckDesk
 from head.effects import SendLink
 from head.outbox import Outbox
 
@@ -48,15 +48,6 @@ def test_several_watermarks_become_one_frame_after_the_delay(desk: Desk) -> None
 def test_finish_is_acknowledged_at_once(desk: Desk) -> None:
     desk.desk.note(1, GenerationId(7), 4, 10.0, urgent=True)
     assert desk.sent() == [(1, {7: 4})]
-
-
-def test_window_is_acknowledged_before_it_could_fill(desk: Desk) -> None:
-    desk.desk.note(1, GenerationId(7), MAX_UNACKED_EVENTS - 1, 10.0, urgent=False)
-    assert desk.sent() == []
-    desk.desk.note(1, GenerationId(7), MAX_UNACKED_EVENTS, 10.0, urgent=False)
-    assert desk.sent() == [(1, {7: MAX_UNACKED_EVENTS})]
-    desk.desk.note(1, GenerationId(7), MAX_UNACKED_EVENTS + 1, 10.0, urgent=False)
-    assert desk.sent() == []
 
 
 def test_nothing_is_said_on_a_link_that_is_gone(desk: Desk) -> None:
