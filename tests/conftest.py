@@ -6,8 +6,10 @@ import gc
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -16,12 +18,22 @@ import zmq
 _GRACE_S = 3.0
 
 
+#: Every zmq socket of this process, noted as it is made: looking through all objects for them
+#: takes longer than most tests.
+_sockets: weakref.WeakSet[zmq.Socket[bytes]] = weakref.WeakSet()
+_make_socket = zmq.Socket.__init__
+
+
+def _note_socket(self: zmq.Socket[bytes], *args: Any, **kwargs: Any) -> None:
+    _make_socket(self, *args, **kwargs)
+    _sockets.add(self)
+
+
+zmq.Socket.__init__ = _note_socket  # type: ignore[method-assign]
+
+
 def _open_sockets() -> set[int]:
-    return {
-        id(found)
-        for found in gc.get_objects()
-        if isinstance(found, zmq.Socket) and not found.closed
-    }
+    return {id(found) for found in _sockets if not found.closed}
 
 
 def _threads() -> set[threading.Thread]:
@@ -66,8 +78,8 @@ def nothing_left_behind() -> Iterator[None]:
 def _left(sockets: set[int], threads: set[threading.Thread], children: set[int]) -> list[str]:
     left = [
         f"zmq socket {found!r}"
-        for found in gc.get_objects()
-        if isinstance(found, zmq.Socket) and not found.closed and id(found) not in sockets
+        for found in _sockets
+        if not found.closed and id(found) not in sockets
     ]
     left += [f"thread {thread.name}" for thread in _threads() - threads]
     left += [
