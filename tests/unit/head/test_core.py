@@ -1,0 +1,285 @@
+"""The core against one hand-fed node: what it accepts of it, and what it answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bus.ids import Epoch, GenerationId, ModelName, NodeIdentity, pack_ids
+from bus.messages.api import MARK, encode_body
+from bus.messages.link import (
+    Declined,
+    Finish,
+    GenerateReq,
+    LeaseGrant,
+    LeaseRef,
+    LeaseRenew,
+    ModelStatus,
+    NeedFull,
+    NodeConfirm,
+    SessionAssign,
+    SessionRevoke,
+    TokenEvents,
+    TokenRun,
+    WatermarkAck,
+)
+from head.core import CorePolicy, HeadCore
+from head.effects import Reply, SendLink, TextJob
+from head.rows import StoredState
+from tests.harness.memory_parts import DIGEST, text_reply
+
+CLIENT = b"c"
+TOY = ModelName("toy")
+
+
+class Bench:
+    """A core whose effects are taken at once; `links` and `replies` keep what came out."""
+
+    def __init__(self) -> None:
+        stored = StoredState(boot=3, head_id="h", answers=())
+        self.core = HeadCore(CorePolicy(), stored, entropy=bytes, now=0.0, wall_s=1e9)
+        self.now = 0.0
+        self.sent: list[tuple[int, Any]] = []
+        self.replies: list[dict[str, Any]] = []
+        self.core.models_found({TOY: "/toy"}, 0.0)
+        self.settle()
+
+    def settle(self) -> None:
+        while outputs := self.core.effects().outputs:
+            for tagged in outputs:
+                match tagged.output:
+                    case SendLink(link=link, message=message):
+                        self.sent.append((link, message))
+                    case Reply(body=body):
+                        self.replies.append(body)
+                    case TextJob(message=job):
+                        self.core.text_reply(text_reply(job), self.now)
+
+    def node(self, link: int, name: str = "n1", worker: int = 1) -> None:
+        status = ModelStatus(
+            name=TOY,
+            phase="ready",
+            window_tokens=64,
+            lanes_total=2,
+            tokenizer_digest=DIGEST,
+            worker=worker,  # type: ignore[arg-type]
+        )
+        confirm = NodeConfirm(
+            identity=NodeIdentity(name), incarnation=1, software="x", models=(status,)
+        )
+        self.core.link_up(link, confirm, self.now)
+        self.settle()
+
+    def ask(self, request: bytes = b"r", **body: Any) -> GenerateReq:
+        asked = {"op": "generate", "id": request, "model": TOY, "prompt": "hi", **body}
+        self.core.client_request(CLIENT, [MARK, encode_body(asked)], self.now)
+        self.settle()
+        request: GenerateReq = self.last(GenerateReq)
+        return request
+
+    def last(self, kind: type) -> Any:
+        return next(message for _, message in reversed(self.sent) if isinstance(message, kind))
+
+    def hear(self, link: int, message: object) -> None:
+        self.core.link_message(link, message, self.now)
+        self.settle()
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.core.handle_timeout(self.now)
+        self.settle()
+
+    def tokens(self) -> list[int]:
+        events = [r for r in self.replies if r.get("type") == "token"]
+        return [token for event in events for token in event["tokens"]]
+
+
+def run(request: GenerateReq, first: int, *ids: int, finish: str = "", **changes: Any) -> Any:
+    fields: dict[str, Any] = {
+        "session": request.session,
+        "epoch": request.epoch,
+        "generation": request.generation,
+        "first_seq": first,
+        "ids": pack_ids(ids),
+        "finish": Finish(reason=finish) if finish else None,
+    }
+    return TokenEvents(runs=(TokenRun(**(fields | changes)),))
+
+
+@pytest.fixture
+def bench() -> Bench:
+    made = Bench()
+    made.node(1)
+    return made
+
+
+def test_numbers_carry_the_boot(bench: Bench) -> None:
+    request = bench.ask()
+    assert request.generation >> 32 == 3
+    assert request.epoch >> 32 == 3
+
+
+def test_duplicate_run_is_delivered_once_and_acknowledged_again(bench: Bench) -> None:
+    request = bench.ask()
+    bench.hear(1, run(request, 0, 65, 66))
+    bench.hear(1, run(request, 0, 65, 66))
+    assert bench.tokens() == [65, 66]
+    bench.wait(1.0)
+    assert bench.last(WatermarkAck).watermarks[0].committed == 2
+
+
+def test_gap_loses_the_answer_and_skips_nothing(bench: Bench) -> None:
+    request = bench.ask()
+    bench.hear(1, run(request, 0, 65))
+    bench.hear(1, run(request, 2, 67))
+    assert bench.tokens() == [65]
+    assert bench.replies[-1]["error"]["code"] == "node_lost"
+    assert bench.replies[-1]["error"]["details"]["offset"] == 1
+
+
+def test_stale_epoch_and_unknown_generation_are_delivered_to_nobody(bench: Bench) -> None:
+    request = bench.ask()
+    bench.hear(1, run(request, 0, 65, epoch=Epoch(request.epoch - 1)))
+    bench.hear(1, run(request, 0, 65, generation=GenerationId(1)))
+    assert bench.tokens() == []
+    bench.hear(1, run(request, 0, 70))
+    assert bench.tokens() == [70]
+
+
+def test_unknown_generation_is_acknowledged_so_that_the_node_forgets_it(bench: Bench) -> None:
+    request = bench.ask()
+    bench.hear(1, run(request, 0, 65, finish="eos", generation=GenerationId(9)))
+    marks = bench.last(WatermarkAck).watermarks
+    assert [(mark.generation, mark.committed) for mark in marks] == [(9, 2)]
+
+
+def test_another_node_can_not_speak_for_the_one_that_was_asked(bench: Bench) -> None:
+    request = bench.ask()
+    bench.node(2, "n2")
+    bench.hear(2, run(request, 0, 65, finish="eos"))
+    assert bench.tokens() == []
+    bench.hear(1, run(request, 0, 66, finish="eos"))
+    assert bench.tokens() == [66]
+
+
+def test_more_tokens_than_asked_for_lose_the_answer(bench: Bench) -> None:
+    request = bench.ask(max_new=2)
+    bench.hear(1, run(request, 0, 65, 66, 67))
+    assert bench.tokens() == []
+    assert bench.replies[-1]["error"]["code"] == "node_lost"
+
+
+def test_token_outside_the_vocabulary_has_no_text(bench: Bench) -> None:
+    request = bench.ask()
+    bench.hear(1, run(request, 0, 65, 4_000_000_000, 66))
+    event = next(reply for reply in bench.replies if reply.get("type") == "token")
+    assert event["text"] == "AB"
+
+
+@pytest.mark.parametrize(("reason", "code"), [("error", "internal"), ("refused", "internal")])
+def test_engine_error_is_an_error_reply(bench: Bench, reason: str, code: str) -> None:
+    request = bench.ask()
+    bench.hear(1, run(request, 0, 65, finish=reason))
+    assert bench.replies[-1]["error"]["code"] == code
+    assert bench.replies[-1]["error"]["details"]["offset"] == 1
+
+
+def test_declined_request_goes_to_the_next_node_under_a_new_epoch(bench: Bench) -> None:
+    first = bench.ask()
+    bench.node(2, "n2")
+    bench.hear(
+        1,
+        Declined(
+            command=first.command,
+            session=first.session,
+            epoch=first.epoch,
+            generation=first.generation,
+            code="not_found",
+            message="no such model here",
+        ),
+    )
+    second = bench.last(GenerateReq)
+    assert bench.sent[-1][0] == 2
+    assert second.epoch > first.epoch
+    assert second.generation != first.generation
+
+
+def test_declined_by_all_says_what_they_said(bench: Bench) -> None:
+    request = bench.ask()
+    bench.hear(
+        1,
+        Declined(
+            command=request.command,
+            session=request.session,
+            epoch=request.epoch,
+            generation=request.generation,
+            code="not_found",
+            message="no such model here",
+        ),
+    )
+    error = bench.replies[-1]["error"]
+    assert error["code"] == "no_node"
+    assert "no such model here" in error["message"]
+
+
+def test_context_is_sent_again_when_the_node_needs_it(bench: Bench) -> None:
+    request = bench.ask()
+    assign = bench.last(SessionAssign)
+    bench.hear(
+        1,
+        NeedFull(
+            command=assign.command,
+            session=request.session,
+            epoch=request.epoch,
+            length=0,
+            digest=bytes(16),
+        ),
+    )
+    append = bench.sent[-1][1]
+    assert (append.base_tokens, append.ids) == (0, pack_ids(b"hi"))
+
+
+def test_lease_is_granted_for_what_is_held_and_the_rest_revoked(bench: Bench) -> None:
+    request = bench.ask()
+    held = LeaseRef(session=request.session, epoch=request.epoch)
+    other = LeaseRef(session=request.session, epoch=Epoch(request.epoch - 1))
+    bench.hear(1, LeaseRenew(sent_at_s=12.5, leases=(held, other)))
+    grant = bench.last(LeaseGrant)
+    assert (grant.sent_at_s, grant.lease_ms, grant.leases) == (12.5, 20_000, (held,))
+    assert bench.last(SessionRevoke).epoch == other.epoch
+
+
+def test_end_revokes_the_session_and_frees_the_slot(bench: Bench) -> None:
+    request = bench.ask()
+    bench.hear(1, run(request, 0, 65, finish="eos"))
+    assert bench.last(SessionRevoke).session == request.session
+    node = bench.core.fleet.get(NodeIdentity("n1"))
+    assert node is not None
+    assert not node.claims
+
+
+def test_finished_answers_are_purged_after_their_retention(bench: Bench) -> None:
+    request = bench.ask(key="k")
+    bench.hear(1, run(request, 0, 65, finish="eos"))
+    bench.wait(3000.0)
+    assert len(bench.core.book) == 1
+    bench.wait(700.0)
+    assert len(bench.core.book) == 0
+
+
+def test_vanished_client_cancels_its_plain_request_after_the_grace(bench: Bench) -> None:
+    request = bench.ask()
+    bench.core.client_gone(CLIENT, bench.now)
+    bench.wait(4.9)
+    assert bench.core.runs.running == 1
+    bench.wait(0.2)
+    assert bench.core.runs.running == 0
+    assert bench.last(SessionRevoke).session == request.session
+
+
+def test_vanished_client_leaves_a_keyed_request_running(bench: Bench) -> None:
+    bench.ask(key="k")
+    bench.core.client_gone(CLIENT, bench.now)
+    bench.wait(60.0)
+    assert bench.core.runs.running == 1
