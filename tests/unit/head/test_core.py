@@ -75,8 +75,8 @@ class Bench:
         asked = {"op": "generate", "id": request, "model": TOY, "prompt": "hi", **body}
         self.core.client_request(CLIENT, [MARK, encode_body(asked)], self.now)
         self.settle()
-        request: GenerateReq = self.last(GenerateReq)
-        return request
+        asked_for: GenerateReq = self.last(GenerateReq)
+        return asked_for
 
     def last(self, kind: type) -> Any:
         return next(message for _, message in reversed(self.sent) if isinstance(message, kind))
