@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Annotated
 
 from agent.core import AgentPolicy
-from bus.codec import OneOf, Range
 from bus.errors import ConfigInvalid
+from bus.fields import OneOf, Range
 from bus.ids import NodeIdentity
 from bus.log import LogConfig
 

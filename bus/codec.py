@@ -22,12 +22,30 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgpack
 
 from bus.errors import DecodeError, Invalid
+from bus.fields import (
+    Convert,
+    FieldError,
+    MaxBytes,
+    MaxItems,
+    OneOf,
+    Range,
+    check_blob,
+    check_bool,
+    check_float,
+    check_int,
+    check_items,
+    check_map,
+    check_one_of,
+    check_optional,
+    check_packed_ids,
+    check_text,
+    kind_of,
+)
 from bus.ids import U64_MAX, PackedIds
 
 #: Tags with this bit may be skipped by a peer that does not know them.
@@ -40,164 +58,7 @@ DEFAULT_ITEMS = 4096
 #: Deeper data than any message of ours has; stops bombs before objects are made of them.
 MAX_DEPTH = 16
 
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Inclusive bounds of a number."""
-
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class MaxBytes:
-    """Most bytes of a text (UTF-8) or bytes field."""
-
-    limit: int
-
-
-@dataclass(frozen=True, slots=True)
-class MaxItems:
-    """Most items of a tuple or map."""
-
-    limit: int
-
-
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    """The values that a field may have."""
-
-    values: frozenset[str]
-
-
-class FieldError(Exception):
-    """A value that does not fit its field; `path` is outermost first. Internal to this module."""
-
-    def __init__(self, problem: str, path: tuple[str, ...] = ()) -> None:
-        super().__init__(problem)
-        self.problem = problem
-        self.path = path
-
-    def under(self, name: str) -> FieldError:
-        return FieldError(self.problem, (name, *self.path))
-
-
-Convert = Callable[[Any], Any]
 M = TypeVar("M")
-
-
-def _bool(value: Any) -> bool:
-    if type(value) is not bool:
-        raise FieldError(f"should be true or false, not {_kind(value)}")
-    return value
-
-
-def _int(low: float, high: float) -> Convert:
-    def convert(value: Any) -> int:
-        if type(value) is not int:
-            raise FieldError(f"should be a whole number, not {_kind(value)}")
-        if not low <= value <= high:
-            raise FieldError(f"is {value}; it should be {low:.0f} to {high:.0f}")
-        return value
-
-    return convert
-
-
-def _float(low: float, high: float) -> Convert:
-    def convert(value: Any) -> float:
-        if type(value) is int and abs(value) <= 2**53:
-            value = float(value)
-        if type(value) is not float:
-            raise FieldError(f"should be a number, not {_kind(value)}")
-        if not (math.isfinite(value) and low <= value <= high):
-            raise FieldError(f"is {value}; it should be {low:g} to {high:g}")
-        return value
-
-    return convert
-
-
-def _text(limit: int) -> Convert:
-    def convert(value: Any) -> str:
-        if type(value) is not str:
-            raise FieldError(f"should be text, not {_kind(value)}")
-        if len(value) * 4 > limit and len(value.encode("utf-8", "surrogatepass")) > limit:
-            raise FieldError(f"is longer than {limit} bytes")
-        return value
-
-    return convert
-
-
-def _one_of(values: frozenset[str]) -> Convert:
-    def convert(value: Any) -> str:
-        if type(value) is not str or value not in values:
-            raise FieldError(f"should be one of {', '.join(sorted(values))}")
-        return value
-
-    return convert
-
-
-def _blob(limit: int) -> Convert:
-    def convert(value: Any) -> bytes:
-        if type(value) is not bytes:
-            raise FieldError(f"should be bytes, not {_kind(value)}")
-        if len(value) > limit:
-            raise FieldError(f"is longer than {limit} bytes")
-        return value
-
-    return convert
-
-
-def _packed_ids(limit: int) -> Convert:
-    blob = _blob(limit)
-
-    def convert(value: Any) -> bytes:
-        ids: bytes = blob(value)
-        if len(ids) % 4:
-            raise FieldError("is no list of packed token ids (its length is no multiple of 4)")
-        return ids
-
-    return convert
-
-
-def _optional(inner: Convert) -> Convert:
-    def convert(value: Any) -> Any:
-        return None if value is None else inner(value)
-
-    return convert
-
-
-def _items(inner: Convert, limit: int) -> Convert:
-    def convert(value: Any) -> tuple[Any, ...]:
-        if type(value) is not list and type(value) is not tuple:
-            raise FieldError(f"should be a list, not {_kind(value)}")
-        if len(value) > limit:
-            raise FieldError(f"has {len(value)} items; at most {limit} are taken")
-        index = 0
-        try:
-            out = []
-            for index, item in enumerate(value):  # noqa: B007 - named in the error
-                out.append(inner(item))
-            return tuple(out)
-        except FieldError as error:
-            raise error.under(f"[{index}]") from None
-
-    return convert
-
-
-def _map(limit: int) -> Convert:
-    def convert(value: Any) -> dict[str, Any]:
-        if type(value) is not dict:
-            raise FieldError(f"should be a map, not {_kind(value)}")
-        if len(value) > limit:
-            raise FieldError(f"has {len(value)} keys; at most {limit} are taken")
-        return value
-
-    return convert
-
-
-def _kind(value: Any) -> str:
-    names = {str: "text", bytes: "bytes", list: "a list", dict: "a map", bool: "true or false"}
-    return "nothing" if value is None else names.get(type(value), f"a {type(value).__name__}")
 
 
 def _converter(annotation: Any, rules: tuple[Any, ...] = ()) -> Convert:
@@ -207,21 +68,21 @@ def _converter(annotation: Any, rules: tuple[Any, ...] = ()) -> Convert:
         inner, *extras = typing.get_args(annotation)
         return _converter(inner, (*extras, *rules))
     if annotation is PackedIds:
-        return _packed_ids(_rule(rules, MaxBytes, MaxBytes(DEFAULT_BLOB_BYTES)).limit)
+        return check_packed_ids(_rule(rules, MaxBytes, MaxBytes(DEFAULT_BLOB_BYTES)).limit)
     if isinstance(annotation, typing.NewType):
         return _converter(annotation.__supertype__, rules)
     if origin in (typing.Union, types.UnionType):
         inner_types = [a for a in typing.get_args(annotation) if a is not type(None)]
         if len(inner_types) != 1:
             raise TypeError(f"only T | None is a field type, not {annotation}")
-        return _optional(_converter(inner_types[0], rules))
+        return check_optional(_converter(inner_types[0], rules))
     if origin is tuple:
         item, ellipsis = typing.get_args(annotation)
         if ellipsis is not Ellipsis:
             raise TypeError(f"only tuple[T, ...] is a field type, not {annotation}")
-        return _items(_converter(item), _rule(rules, MaxItems, MaxItems(DEFAULT_ITEMS)).limit)
+        return check_items(_converter(item), _rule(rules, MaxItems, MaxItems(DEFAULT_ITEMS)).limit)
     if origin is dict:
-        return _map(_rule(rules, MaxItems, MaxItems(DEFAULT_ITEMS)).limit)
+        return check_map(_rule(rules, MaxItems, MaxItems(DEFAULT_ITEMS)).limit)
     if dataclasses.is_dataclass(annotation):
         return StructCodec.of(typing.cast(type, annotation)).decode
     return _scalar(annotation, rules)
@@ -229,20 +90,20 @@ def _converter(annotation: Any, rules: tuple[Any, ...] = ()) -> Convert:
 
 def _scalar(annotation: Any, rules: tuple[Any, ...]) -> Convert:
     if annotation is bool:
-        return _bool
+        return check_bool
     if annotation is int:
         bounds = _rule(rules, Range, Range(0, U64_MAX))
-        return _int(bounds.low, bounds.high)
+        return check_int(bounds.low, bounds.high)
     if annotation is float:
         bounds = _rule(rules, Range, Range(-math.inf, math.inf))
-        return _float(bounds.low, bounds.high)
+        return check_float(bounds.low, bounds.high)
     if annotation is str:
         for rule in rules:
             if isinstance(rule, OneOf):
-                return _one_of(rule.values)
-        return _text(_rule(rules, MaxBytes, MaxBytes(DEFAULT_TEXT_BYTES)).limit)
+                return check_one_of(rule.values)
+        return check_text(_rule(rules, MaxBytes, MaxBytes(DEFAULT_TEXT_BYTES)).limit)
     if annotation is bytes:
-        return _blob(_rule(rules, MaxBytes, MaxBytes(DEFAULT_BLOB_BYTES)).limit)
+        return check_blob(_rule(rules, MaxBytes, MaxBytes(DEFAULT_BLOB_BYTES)).limit)
     raise TypeError(f"{annotation!r} is no field type")
 
 
@@ -290,7 +151,7 @@ class StructCodec:
 
     def decode(self, values: Any) -> Any:
         if type(values) is not list:
-            raise FieldError(f"should be a {self.cls.__name__}, not {_kind(values)}")
+            raise FieldError(f"should be a {self.cls.__name__}, not {kind_of(values)}")
         if len(values) < self.required:
             raise FieldError(f"lacks fields of {self.cls.__name__}")
         made = {}

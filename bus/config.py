@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bus.codec import OneOf, Range
 from bus.errors import ConfigInvalid
+from bus.fields import OneOf, Range
 
 ENV_PREFIX = "SUPERFLUID_"
 

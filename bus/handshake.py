@@ -20,9 +20,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
-from bus.codec import Codec, MaxItems, Range
+from bus.codec import Codec
 from bus.crypto import Entropy
 from bus.errors import DecodeError
+from bus.fields import MaxItems, Range
 from bus.frames import (
     Frame,
     FrameKind,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, TextIO
 
-from bus.codec import OneOf
+from bus.fields import OneOf
 
 LEVELS = ("debug", "info", "warning", "error")
 #: A repeated event is logged once in this long.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from bus.codec import OneOf, Range
+from bus.fields import OneOf, Range
 from bus.log import LogConfig
 from head.core import CorePolicy
 from head.placement import POLICIES

@@ -12,8 +12,9 @@ from typing import Annotated, Any
 
 import msgpack
 
-from bus.codec import MaxBytes, MaxItems, OneOf, Range, from_map, unpack
+from bus.codec import from_map, unpack
 from bus.errors import DecodeError, Invalid, SuperfluidError
+from bus.fields import MaxBytes, MaxItems, OneOf, Range
 from bus.ids import ModelName, RequestId, SessionId
 from bus.messages.link import U32, Fraction
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from bus.codec import DROPPABLE, Codec, MaxBytes, MaxItems, OneOf, Range
+from bus.codec import DROPPABLE, Codec
+from bus.fields import MaxBytes, MaxItems, OneOf, Range
 from bus.ids import (
     CommandId,
     Epoch,

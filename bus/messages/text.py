@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from bus.codec import Codec, MaxBytes, MaxItems
+from bus.codec import Codec
+from bus.fields import MaxBytes, MaxItems
 from bus.ids import PackedIds
 from bus.messages.link import U32, Name
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from bus.codec import Codec, MaxBytes, MaxItems, Range
+from bus.codec import Codec
+from bus.fields import MaxBytes, MaxItems, Range
 from bus.ids import GenerationId, NumericsId, PackedIds, WorkerIncarnation
 from bus.messages.link import U8, U32, Finish, Name, SamplingParams, Segment
 

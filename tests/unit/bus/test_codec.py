@@ -14,19 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.codec import (
-    DROPPABLE,
-    MAX_DEPTH,
-    Codec,
-    MaxBytes,
-    MaxItems,
-    OneOf,
-    Range,
-    from_map,
-    to_map,
-    unpack,
-)
+from bus.codec import DROPPABLE, MAX_DEPTH, Codec, from_map, to_map, unpack
 from bus.errors import DecodeError, Invalid
+from bus.fields import MaxBytes, MaxItems, OneOf, Range
 from bus.handshake import HANDSHAKE
 from bus.ids import U64_MAX, Epoch, GenerationId, PackedIds, SessionId
 from bus.messages.link import LINK, Finish, Heartbeat, NodeStatus, TokenEvents, TokenRun, Usage

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import pytest
 
-from bus.codec import OneOf, Range
 from bus.config import load_config
 from bus.errors import ConfigInvalid
+from bus.fields import OneOf, Range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,170 @@
+"""Rules that a message's fields may state, and the checks that hold values to them.
+
+A check takes a value as msgpack gave it and returns it as the field has it, or raises `FieldError`
+with what is wrong in words that fit behind the field's name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Inclusive bounds of a number."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class MaxBytes:
+    """Most bytes of a text (UTF-8) or bytes field."""
+
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class MaxItems:
+    """Most items of a tuple or map."""
+
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """The values that a field may have."""
+
+    values: frozenset[str]
+
+
+class FieldError(Exception):
+    """A value that does not fit its field; `path` is outermost first. Never leaves bus/codec.py."""
+
+    def __init__(self, problem: str, path: tuple[str, ...] = ()) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.path = path
+
+    def under(self, name: str) -> FieldError:
+        return FieldError(self.problem, (name, *self.path))
+
+
+Convert = Callable[[Any], Any]
+
+
+def check_bool(value: Any) -> bool:
+    if type(value) is not bool:
+        raise FieldError(f"should be true or false, not {kind_of(value)}")
+    return value
+
+
+def check_int(low: float, high: float) -> Convert:
+    def convert(value: Any) -> int:
+        if type(value) is not int:
+            raise FieldError(f"should be a whole number, not {kind_of(value)}")
+        if not low <= value <= high:
+            raise FieldError(f"is {value}; it should be {low:.0f} to {high:.0f}")
+        return value
+
+    return convert
+
+
+def check_float(low: float, high: float) -> Convert:
+    def convert(value: Any) -> float:
+        if type(value) is int and abs(value) <= 2**53:
+            value = float(value)
+        if type(value) is not float:
+            raise FieldError(f"should be a number, not {kind_of(value)}")
+        if not (math.isfinite(value) and low <= value <= high):
+            raise FieldError(f"is {value}; it should be {low:g} to {high:g}")
+        return value
+
+    return convert
+
+
+def check_text(limit: int) -> Convert:
+    def convert(value: Any) -> str:
+        if type(value) is not str:
+            raise FieldError(f"should be text, not {kind_of(value)}")
+        if len(value) * 4 > limit and len(value.encode("utf-8", "surrogatepass")) > limit:
+            raise FieldError(f"is longer than {limit} bytes")
+        return value
+
+    return convert
+
+
+def check_one_of(values: frozenset[str]) -> Convert:
+    def convert(value: Any) -> str:
+        if type(value) is not str or value not in values:
+            raise FieldError(f"should be one of {', '.join(sorted(values))}")
+        return value
+
+    return convert
+
+
+def check_blob(limit: int) -> Convert:
+    def convert(value: Any) -> bytes:
+        if type(value) is not bytes:
+            raise FieldError(f"should be bytes, not {kind_of(value)}")
+        if len(value) > limit:
+            raise FieldError(f"is longer than {limit} bytes")
+        return value
+
+    return convert
+
+
+def check_packed_ids(limit: int) -> Convert:
+    blob = check_blob(limit)
+
+    def convert(value: Any) -> bytes:
+        ids: bytes = blob(value)
+        if len(ids) % 4:
+            raise FieldError("is no list of packed token ids (its length is no multiple of 4)")
+        return ids
+
+    return convert
+
+
+def check_optional(inner: Convert) -> Convert:
+    def convert(value: Any) -> Any:
+        return None if value is None else inner(value)
+
+    return convert
+
+
+def check_items(inner: Convert, limit: int) -> Convert:
+    def convert(value: Any) -> tuple[Any, ...]:
+        if type(value) is not list and type(value) is not tuple:
+            raise FieldError(f"should be a list, not {kind_of(value)}")
+        if len(value) > limit:
+            raise FieldError(f"has {len(value)} items; at most {limit} are taken")
+        index = 0
+        try:
+            out = []
+            for index, item in enumerate(value):  # noqa: B007 - named in the error
+                out.append(inner(item))
+            return tuple(out)
+        except FieldError as error:
+            raise error.under(f"[{index}]") from None
+
+    return convert
+
+
+def check_map(limit: int) -> Convert:
+    def convert(value: Any) -> dict[str, Any]:
+        if type(value) is not dict:
+            raise FieldError(f"should be a map, not {kind_of(value)}")
+        if len(value) > limit:
+            raise FieldError(f"has {len(value)} keys; at most {limit} are taken")
+        return value
+
+    return convert
+
+
+def kind_of(value: Any) -> str:
+    names = {str: "text", bytes: "bytes", list: "a list", dict: "a map", bool: "true or false"}
+    return "nothing" if value is None else names.get(type(value), f"a {type(value).__name__}")
