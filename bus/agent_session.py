@@ -43,6 +43,8 @@ UNKNOWN_EPOCH = "unknown_epoch"
 FENCED = "fenced"
 CONTEXT_MISMATCH = "context_mismatch"
 WORKER_LOST = "worker_lost"
+#: The worker of a Lost that is not about a worker's death.
+NO_WORKER = WorkerIncarnation(0)
 
 
 class AgentSession:
@@ -163,7 +165,11 @@ class AgentSession:
         for session in self._leases.expired(now):
             held = self._held[session]
             held.fenced = True
+            unfinished = [self._generations[held.generation]] if held.generation else []
             self._end_generations(held)
+            for found in unfinished:
+                # No event of the epoch: without it a head that lives would wait for ever.
+                self._lose(found, NO_WORKER, "its lease ran out before the head renewed it")
         for renewal in self._leases.renew(now):
             self._send(renewal)
 

@@ -230,7 +230,9 @@ class Runs:
     def lost(self, link: LinkKey, message: Lost, now: float) -> None:
         answer = self._current(link, message.generation, message.epoch)
         if answer is not None:
-            self._lose(answer, f"the worker on {answer.node} died ({message.reason})", now)
+            node = answer.node
+            what = f"the worker on {node} died" if message.worker else f"{node} gave it up"
+            self._lose(answer, f"{what} ({message.reason})", now)
 
     def declined(self, link: LinkKey, message: Declined, now: float) -> None:
         """Nothing was computed: try the other nodes, or say why none takes it."""

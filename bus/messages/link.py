@@ -247,7 +247,10 @@ class WatermarkAck:
 @LINK.message(tag=10, priority=1)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """The worker of a generation died: no end of it, the head decides what follows."""
+    """A generation's worker died, or (`worker` 0) the node fenced its session: no end of it.
+
+    The head decides what follows.
+    """
 
     session: SessionId
     epoch: Epoch

@@ -167,7 +167,7 @@ def test_a_replayed_assign_changes_nothing(running: Node) -> None:
     )
     assert running.give(replay, 15.0) == []
     # Its lease was not stretched by the replay: it still ends at 20 s.
-    assert running.timeout(20.0) == [cancel()]
+    assert running.timeout(20.0)[0] == cancel()
 
 
 def test_a_higher_epoch_ends_the_generation_and_keeps_the_context(running: Node) -> None:
@@ -481,7 +481,10 @@ def test_a_grant_from_the_future_counts_from_now(running: Node) -> None:
 def test_a_fenced_session_emits_nothing_until_a_higher_epoch(running: Node) -> None:
     request = running.request(generation=101)
     running.output(0, [1])
-    assert running.timeout(20.0) == [cancel()]
+    stop, lost = running.timeout(20.0)
+    assert stop == cancel()
+    assert isinstance(lost, link.Lost)
+    assert (lost.epoch, lost.generation, lost.worker) == (1, 100, 0)
     assert running.session.held() == ()
     assert running.session.next_timeout() is None
     assert running.output(1, [2], "eos") == []
