@@ -13,8 +13,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from agent.actions import SendToWorker
@@ -31,7 +32,14 @@ from bus.messages.link import HeadConfirm, WatermarkAck
 from head.core import CorePolicy, HeadCore
 from head.effects import CloseLink, Output, Persist, Reply, SendLink, TextJob
 from head.gate import OutputGate
-from tests.harness.memory_parts import MODEL, Disk, MadeUpWorker, text_reply
+from tests.harness.memory_parts import (
+    MODEL,
+    WINDOW,
+    Disk,
+    MadeUpWorker,
+    expected_tokens,
+    text_reply,
+)
 
 CLIENT = b"client"
 STEP_S = 0.02
@@ -58,7 +66,7 @@ class Stream:
 
 
 class MemoryFleet:
-    """Args: seed, number of nodes, seconds that a commit takes, and the core's policy."""
+    """Args: seed, number of nodes, seconds of a commit, policy, the first nodes' windows."""
 
     def __init__(
         self,
@@ -66,6 +74,7 @@ class MemoryFleet:
         nodes: int = 1,
         commit_s: float = 0.002,
         policy: CorePolicy = CorePolicy(),  # noqa: B008 - frozen
+        windows: Sequence[int] = (),
     ) -> None:
         self.rng = random.Random(seed)
         self.now = 1000.0
@@ -74,6 +83,8 @@ class MemoryFleet:
         self.disk = Disk()
         self.delay_s = 0.001
         self.drop_probability = 0.0
+        #: What becomes of a frame on its way, such as "node-1 > head".
+        self.mangle: Callable[[str, bytes], list[bytes]] = lambda way, frame: [frame]
         self.streams: dict[bytes, Stream] = {}
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -82,6 +93,8 @@ class MemoryFleet:
         self.token = parse_token(new_token(head_key.public, self.entropy), source="memory")
         self._head_key = head_key
         self.nodes = [NodeHost(self, f"node-{i + 1}") for i in range(nodes)]
+        for node, window in zip(self.nodes, windows, strict=False):
+            node.window = window
         self.head: HeadHost | None = None
         self.start_head()
         for node in self.nodes:
@@ -315,6 +328,9 @@ class NodeHost:
         self.core: AgentCore | None = None
         self.endpoint: Endpoint | None = None
         self.worker: MadeUpWorker | None = None
+        self.window = WINDOW
+        #: What its workers answer to a prompt: so many tokens.
+        self.answer = expected_tokens
         self._timer_at: float | None = None
         self._last_arrival = {"head": 0.0, "node": 0.0}
 
@@ -361,7 +377,7 @@ class NodeHost:
         if self.core is None:
             return
         incarnation = WorkerIncarnation((self.boot << 32) | next(self.incarnations))
-        made = self.worker = MadeUpWorker(incarnation)
+        made = self.worker = MadeUpWorker(incarnation, window=self.window, answer=self.answer)
         self.core.worker_started(MODEL, incarnation, self.fleet.now)
         self._from_worker(made, made.ready())
         self.fleet.after(STEP_S, lambda: self._step(made))
@@ -408,12 +424,14 @@ class NodeHost:
             self.fleet.head.disconnected(address)
 
     def to_node(self, frame: bytes) -> None:
-        self._carry("node", lambda: self._receive(frame))
+        for part in self.fleet.mangle(f"head > {self.name}", frame):
+            self._carry("node", partial(self._receive, part))
 
     def _to_head(self, frame: bytes) -> None:
         head, address = self.fleet.head, self.address
         if head is not None:
-            self._carry("head", lambda: head.receive(address, frame))
+            for part in self.fleet.mangle(f"{self.name} > head", frame):
+                self._carry("head", partial(head.receive, address, part))
 
     def _carry(self, to: str, deliver: Callable[[], None]) -> None:
         """Frames of a connection stay in order; a dropped one is a fault that links must catch."""

@@ -6,6 +6,7 @@ They are what the cores' adapters would reach by I/O. The cores themselves are t
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -152,17 +153,19 @@ class _Sequence:
 
 @dataclass(slots=True)
 class MadeUpWorker:
-    """A worker whose tokens are `expected_tokens`; one step makes one token a generation."""
+    """A worker whose tokens are made up; one step makes one token a generation."""
 
     incarnation: WorkerIncarnation
+    window: int = WINDOW
+    answer: Callable[[PackedIds, int], list[int]] = expected_tokens
     running: dict[GenerationId, _Sequence] = field(default_factory=dict)
 
     def ready(self) -> worker.Ready:
         return worker.Ready(
             worker=self.incarnation,
-            window_tokens=WINDOW,
+            window_tokens=self.window,
             lanes=4,
-            kv_total_tokens=4 * WINDOW,
+            kv_total_tokens=4 * self.window,
             numerics=NumericsId("made-up"),
             tokenizer_digest=DIGEST,
             device="none",
@@ -195,7 +198,7 @@ class MadeUpWorker:
                 del self.running[generation]
                 runs.append(self._end(sequence, "length"))
                 continue
-            token = expected_tokens(sequence.submit.context, sequence.made + 1)[-1]
+            token = self.answer(sequence.submit.context, sequence.made + 1)[-1]
             runs.append(
                 worker.OutputRun(
                     generation=generation, first_index=sequence.made, ids=pack_ids([token])
