@@ -13,7 +13,7 @@ from typing import Any
 import zmq
 
 from bus.acceptor import Acceptor
-from bus.link import LinkEvent
+from bus.link import LinkEvent, PeerRefused
 from bus.transport import clock
 from bus.transport.addresses import Binding, shared_context
 from bus.transport.connections import ConnectionTable
@@ -65,6 +65,9 @@ class RouterLinks:
         self._table = ConnectionTable()
         #: By connection number: who was there when it was accepted.
         self._peer_at: dict[int, bytes] = {}
+        #: By connection number, the oldest first: when one was accepted that has said nothing yet.
+        self._silent: dict[int, float] = {}
+        self._refused: list[tuple[bytes, LinkEvent]] = []
         #: By return address: the host it came from, which failed handshakes are counted by.
         self._host_of: dict[bytes, bytes] = {}
         #: Addresses whose connection ended, while frames of theirs may still be unread.
@@ -93,10 +96,15 @@ class RouterLinks:
         loop.add_reader(self._monitor.readable, self.pump)
         loop.add_reader(self._router, self.pump)
         loop.add_timer_source(self.acceptor.next_timeout, self.acceptor.handle_timeout)
+        loop.add_timer_source(self._next_silent, self._cut_silent)
 
     def events(self) -> list[tuple[bytes, LinkEvent]]:
-        """What happened since the last call: `(return address, event)`, in order."""
-        return self.acceptor.events()
+        """What happened since the last call: `(return address, event)`, in order.
+
+        The address of one who never said anything is empty.
+        """
+        refused, self._refused = self._refused, []
+        return refused + self.acceptor.events()
 
     def send(self, address: bytes, message: Any) -> bool:
         """Queue a message on the link of an address; False when no link is up there.
@@ -149,6 +157,7 @@ class RouterLinks:
             self._loop.remove_reader(self._router)
             self._loop.remove_reader(self._monitor.readable)
             self._loop.remove_timer_source(self.acceptor.handle_timeout)
+            self._loop.remove_timer_source(self._cut_silent)
         self._monitor.close()
         self._router.close(GOODBYE_LINGER_MS)
         self._binding.close()
@@ -167,11 +176,14 @@ class RouterLinks:
         open_numbers = {number: fd for number, fd, _ in self._table.connections()}
         for number in self._peer_at.keys() - open_numbers.keys():
             del self._peer_at[number]
+        for number in self._silent.keys() - open_numbers.keys():
+            del self._silent[number]
         accepted = {event.value for event in events if event.happening is Happening.ACCEPTED}
         self._accepted = self._accepted or bool(accepted)
         for number, fd in open_numbers.items():
             if fd in accepted and number not in self._peer_at and (peer := peer_of(fd)):
                 self._peer_at[number] = peer
+                self._silent[number] = self._now()
 
     def _receive(self, address: bytes) -> None:
         if address in self._table:
@@ -193,7 +205,9 @@ class RouterLinks:
         self._watch()
         if not self._table.place(address, source_fd(frame)):
             self._ending.append(address)
-        elif self.address.startswith("tcp:") and (host := source_host(frame)):
+            return
+        self._silent.pop(self._table.number_of(address) or 0, None)
+        if self.address.startswith("tcp:") and (host := source_host(frame)):
             self._host_of[address] = host.encode()
 
     def _end_connections(self) -> None:
@@ -215,6 +229,22 @@ class RouterLinks:
             self.acceptor.disconnected(address, _ENDED, now)
             if self._loop is not None:
                 self._loop.wakeup()  # The owner took this turn's events already.
+
+    def _next_silent(self) -> float | None:
+        since = next(iter(self._silent.values()), None)
+        return None if since is None else since + self.acceptor.limits.handshake_s
+
+    def _cut_silent(self, now: float) -> None:
+        """End connections over which nothing came within the time for a handshake."""
+        limit_s = self.acceptor.limits.handshake_s
+        late = {number for number, since in self._silent.items() if since + limit_s <= now}
+        for number, fd, _ in list(self._table.connections()):
+            if number in late and number in self._peer_at:
+                cut(fd, self._peer_at.pop(number))
+        for number in late:
+            del self._silent[number]
+            text = f"a peer connected and said nothing for {limit_s:g} s; it was cut off"
+            self._refused.append((b"", PeerRefused("handshake_timeout", text)))
 
     def _limit_strangers(self) -> None:
         if not self._accepted or len(self._table) <= MAX_STRANGERS:
