@@ -48,12 +48,12 @@ def head_identity(boot: int = 5) -> LinkIdentity:
     )
 
 
-def node_identity(name: str) -> LinkIdentity:
+def node_identity(name: str, token: FleetToken | None = None) -> LinkIdentity:
     return LinkIdentity(
         role="node",
         name=name,
         static=KeyPair.from_secret(hashlib.sha256(name.encode()).digest()),
-        tokens=(_token(),),
+        tokens=(token or _token(),),
         incarnation=3,
         confirm=lambda: NodeConfirm(identity=NodeIdentity(name), incarnation=3, software="0.1.0"),
     )
@@ -93,8 +93,10 @@ class HeadSide:
 class NodeSide:
     """A joining node in a loop of its own or shared."""
 
-    def __init__(self, loop: Loop, address: str, name: str) -> None:
-        identity = node_identity(name)
+    def __init__(
+        self, loop: Loop, address: str, name: str, token: FleetToken | None = None
+    ) -> None:
+        identity = node_identity(name, token)
         self.link = DealerLink(
             address,
             lambda: Endpoint(identity, initiator=True, entropy=os.urandom),
@@ -137,8 +139,14 @@ class Stage:
                 self.loop.turn(0.01)
         raise AssertionError(f"{address} was never let go")
 
-    def node(self, address: str, name: str = "gpu-1", loop: Loop | None = None) -> NodeSide:
-        made = NodeSide(loop or self.loop, address, name)
+    def node(
+        self,
+        address: str,
+        name: str = "gpu-1",
+        loop: Loop | None = None,
+        token: FleetToken | None = None,
+    ) -> NodeSide:
+        made = NodeSide(loop or self.loop, address, name, token)
         self._closers.append(lambda: made.link.close("test is over"))
         return made
 

@@ -1,0 +1,68 @@
+"""Peers that speak ZMTP byte by byte, so that they can stop, lie or be many."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from types import TracebackType
+from typing import Self
+
+#: ZMTP 3.1, mechanism NULL, and a READY that says DEALER.
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
+_READY = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
+READY = b"\x04" + bytes([len(_READY)]) + _READY
+
+
+def zmtp_frame(payload: bytes, *, announce: int | None = None) -> bytes:
+    """One message of one part; `announce` is the length that its header tells."""
+    length = len(payload) if announce is None else announce
+    return b"\x02" + struct.pack(">Q", length) + payload
+
+
+class Stranger:
+    """A TCP connection to a ROUTER; says what it is told to say."""
+
+    def __init__(self, address: str) -> None:
+        host, port = address.removeprefix("tcp://").split(":")
+        self.socket = socket.create_connection((host, int(port)))
+
+    def greet(self) -> Self:
+        """Finish ZMTP's own handshake, as any ZeroMQ peer does."""
+        self.socket.sendall(GREETING + READY)
+        return self
+
+    def say(self, data: bytes) -> None:
+        """Send raw bytes; a connection that was ended meanwhile takes none, which is fine."""
+        try:
+            self.socket.sendall(data)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the other side ended the connection."""
+        self.socket.setblocking(False)
+        try:
+            while self.socket.recv(65536):
+                pass
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            pass
+        finally:
+            self.socket.setblocking(True)
+        return True
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
