@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
-from collections.abc import Iterator
+import selectors
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import pytest
 import zmq
 
+import superfluid
 from bus.endpoint import Endpoint
+from bus.errors import NodeLost, NoNode
 from bus.keys import load_or_create_static_key, load_token, new_token
 from bus.link import LinkIdentity, LinkLimits, PeerRefused
 from bus.secret_files import create_secret_file
@@ -21,6 +30,7 @@ from tests.harness.models import toy_model_folder
 from tests.harness.strangers import GREETING, Stranger, zmtp_frame
 
 TOKEN = "keys/fleet.token"
+NODE_KEY = "nodes/node-1/node.key"
 
 
 @pytest.fixture
@@ -160,3 +170,295 @@ def node_of(stage: Stage, state: Path, address: str) -> float:
     node = stage.node(address, token=load_token(state / TOKEN))
     stage.until(lambda: node.link.is_up)
     return clock.now() - started
+
+
+# --- L3 ---------------------------------------------------------------------------------------
+
+
+def write_token(path: Path, text: str, mode: int = 0o600) -> None:
+    path.unlink(missing_ok=True)
+    path.write_text(text)
+    path.chmod(mode)
+
+
+def test_l3_a_token_that_differs_by_one_byte_is_refused_and_both_files_are_named(
+    state: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir(mode=0o700)
+    create_secret_file(other / TOKEN, changed_by_one_byte(state))
+    (other / "models").symlink_to(state / "models")
+    with head_process(state) as head:
+        address = head.wait_for("started")["fleet"]
+        with agent_process(other, "--join", address) as agent:
+            why = agent.wait_for("link_token_refused")["why"]
+            assert f"the fleet token in {other}/{TOKEN}" in why
+            assert "copy the head's token file to the node" in why
+            why = head.wait_for("link_refused_token_refused")["why"]
+            assert f"{state}/{TOKEN}" in why
+            agent.signal(signal.SIGTERM)
+            assert agent.wait() == 0
+
+
+def changed_by_one_byte(state: Path) -> str:
+    """The state folder's token with one byte of its secret changed and a checksum that fits."""
+    secret = (state / TOKEN).read_text().split(".")[2]
+    data = bytearray(base64.b32decode(secret.upper() + "===="))
+    data[7] ^= 1
+    head_key = load_or_create_static_key(state / "keys" / "head.key")
+    return new_token(head_key.public, lambda size: bytes(data))
+
+
+@pytest.mark.parametrize("process", ["head", "agent"])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda token: "", "holds no fleet token"),
+        (lambda token: "\n", "holds no fleet token"),
+        (lambda token: token[:50] + ("a" if token[50] != "a" else "b") + token[51:], "was changed"),
+        (lambda token: token[:-3], "was changed"),
+    ],
+)
+def test_l3_an_empty_or_damaged_token_is_refused_at_start(
+    process: str, change: Callable[[str], str], said: str, state: Path
+) -> None:
+    write_token(state / TOKEN, change((state / TOKEN).read_text()))
+    with (head_process if process == "head" else agent_process)(state) as started:
+        assert started.wait() == 6
+        (line,) = started.rest().splitlines()
+        assert line.startswith(f"sf-{process}: ")
+        assert f"{state}/{TOKEN}" in line
+        assert said in line
+
+
+@pytest.mark.parametrize(
+    ("process", "file"),
+    [("head", TOKEN), ("agent", TOKEN), ("head", "keys/head.key"), ("agent", NODE_KEY)],
+)
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o602])
+def test_l3_a_secret_that_others_can_use_is_refused_at_start(
+    process: str, file: str, mode: int, state: Path
+) -> None:
+    load_or_create_static_key(state / NODE_KEY)
+    (state / "nodes").chmod(0o700)
+    (state / file).chmod(mode)
+    with (head_process if process == "head" else agent_process)(state) as started:
+        assert started.wait() == 6
+        (line,) = started.rest().splitlines()
+        assert line.endswith(f"run: chmod 600 {state / file}")
+    assert list((state / "run").glob("*.sock")) == []
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n", "\n\n", " \n"])
+def test_l3_a_trailing_newline_is_no_part_of_the_token(
+    end: str, state: Path, stage: Stage, tmp_path: Path
+) -> None:
+    copied = tmp_path / "copied.token"
+    write_token(copied, (state / TOKEN).read_text().strip() + end)
+    with head_process(state) as head:
+        address = head.wait_for("started")["fleet"]
+        node = stage.node(address, token=load_token(copied))
+        stage.until(lambda: node.link.is_up)
+
+
+# --- L10 --------------------------------------------------------------------------------------
+
+
+def test_l10_a_second_machine_with_one_identity_is_refused_and_told_what_to_do(
+    state: Path, tmp_path: Path
+) -> None:
+    second = tmp_path / "second"
+    second.mkdir(mode=0o700)
+    create_secret_file(second / TOKEN, (state / TOKEN).read_text().strip())
+    (second / "models").symlink_to(state / "models")
+    with head_process(state) as head:
+        address = head.wait_for("started")["fleet"]
+        with agent_process(state, "--identity", "twin") as first:
+            first.wait_for("link_up")
+            head.wait_for("link_up", node="twin")
+            with agent_process(second, "--identity", "twin", "--join", address) as newcomer:
+                why = newcomer.wait_for("link_identity_in_use")["why"]
+                assert "another process has this identity; stop that one, or set another" in why
+                why = head.wait_for("link_refused_identity_in_use")["why"]
+                assert "identity in use: node twin" in why
+                assert "give it another identity" in why
+                newcomer.wait_for("worker_ready")
+                newcomer.signal(signal.SIGTERM)
+                assert newcomer.wait() == 0
+            check_undisturbed(state, head, first)
+
+
+def check_undisturbed(state: Path, head: LoggedProcess, node: LoggedProcess) -> None:
+    """The node serves, and neither side has ever seen its link end."""
+    with superfluid.connect(f"ipc://{state}/run/api.sock") as client:
+        assert client.generate("toy", "still here?", max_new=5).result().finish == "length"
+    head.signal(signal.SIGTERM)
+    assert head.wait() == 0
+    assert "link_down" not in "\n".join([*head.lines, head.rest()])
+    end = node.wait_for("link_down")
+    assert "the head was stopped" in end["reason"]
+    assert sum('"link_down"' in line for line in node.lines) == 1
+
+
+# --- L4 ---------------------------------------------------------------------------------------
+
+
+class Relay:
+    """A TCP path between nodes and a head, in a thread: records, and harms what it is told to.
+
+    `harm` gets what a node sent and gives what arrives; None ends the connection there.
+    """
+
+    def __init__(self, target: str) -> None:
+        host, port = target.removeprefix("tcp://").split(":")
+        self._target = (host, int(port))
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
+        #: By connection, the oldest first: all bytes from the node.
+        self.recorded: list[bytes] = []
+        self.harm: Callable[[bytes], bytes | None] = lambda data: data
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="relay")
+
+    def _serve(self) -> None:
+        with selectors.DefaultSelector() as selector, self._server:
+            selector.register(self._server, selectors.EVENT_READ)
+            self._pairs: dict[socket.socket, tuple[socket.socket, int]] = {}
+            while not self._stop.is_set():
+                for key, _ in selector.select(0.02):
+                    if key.fileobj is self._server:
+                        self._accept(selector)
+                    elif key.fileobj in self._pairs:
+                        self._carry(selector, key.fileobj)
+            for each in self._pairs:
+                each.close()
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        near, _ = self._server.accept()
+        far = socket.create_connection(self._target)
+        self.recorded.append(b"")
+        self._pairs[near], self._pairs[far] = (far, len(self.recorded) - 1), (near, -1)
+        selector.register(near, selectors.EVENT_READ)
+        selector.register(far, selectors.EVENT_READ)
+
+    def _carry(self, selector: selectors.BaseSelector, source: socket.socket) -> None:
+        to, place = self._pairs[source]
+        data: bytes | None = b""
+        with contextlib.suppress(ConnectionError):
+            data = source.recv(65536)
+        if data and place >= 0:
+            self.recorded[place] += data
+            data = self.harm(data)
+        if data:
+            with contextlib.suppress(ConnectionError):
+                to.sendall(data)
+                return
+        for each in (source, to):
+            selector.unregister(each)
+            del self._pairs[each]
+            each.close()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+@pytest.fixture
+def relayed(state: Path) -> Iterator[tuple[LoggedProcess, LoggedProcess, Relay]]:
+    """A head, a node that joined it over a relay, and the relay."""
+    with (
+        head_process(state) as head,
+        Relay(head.wait_for("started")["fleet"]) as relay,
+        agent_process(state, "--join", relay.address) as agent,
+    ):
+        head.wait_for("link_up")
+        agent.wait_for("worker_ready")
+        yield head, agent, relay
+
+
+Relayed = tuple[LoggedProcess, LoggedProcess, Relay]
+
+
+def ask(state: Path, prompt: str, count: int) -> tuple[int, ...]:
+    with superfluid.connect(f"ipc://{state}/run/api.sock") as client:
+        return client.generate("toy", prompt, max_new=count, temperature=0.0).result().tokens
+
+
+def test_l4_a_recorded_conversation_played_to_the_head_makes_no_link(
+    state: Path, relayed: Relayed
+) -> None:
+    head, agent, relay = relayed
+    first = ask(state, "recorded", 20)
+    agent.signal(signal.SIGKILL)
+    agent.wait()
+    head.wait_for("link_down")
+    conversation = relay.recorded[0]
+    with Stranger(relay.address) as stranger:
+        stranger.greet(conversation)
+        why = head.wait_for("link_refused_hello_not_newer")["why"]
+        assert "an old frame was sent again" in why
+    with superfluid.connect(f"ipc://{state}/run/api.sock") as client:
+        (node,) = client.nodes()
+        assert node["state"] == "down"
+    head.signal(signal.SIGKILL)
+    head.wait()
+    # What was seen is kept: a head that was killed knows it too.
+    with head_process(state) as again, Relay(again.wait_for("started")["fleet"]) as path:
+        with Stranger(path.address) as stranger:
+            stranger.greet(conversation)
+            again.wait_for("link_refused_hello_not_newer")
+        with agent_process(state, "--join", path.address) as back:
+            again.wait_for("link_up")
+            back.wait_for("worker_ready")
+            assert ask(state, "recorded", 20) == first
+
+
+def flip(data: bytes) -> bytes:
+    """One bit of the last byte: inside a sealed frame, past its ZMTP header."""
+    return data[:-1] + bytes([data[-1] ^ 4])
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [flip, lambda data: data + data, lambda data: data[: len(data) // 2], lambda data: None],
+    ids=["flipped", "doubled", "cut inside", "cut off"],
+)
+def test_l4_a_link_that_was_harmed_is_made_again_and_nothing_comes_twice(
+    harm: Callable[[bytes], bytes | None], state: Path, relayed: Relayed
+) -> None:
+    head, _, relay = relayed
+    undisturbed = ask(state, "harmed", 400)
+    address = f"ipc://{state}/run/api.sock"
+    with superfluid.connect(address) as client:
+        call = client.generate("toy", "harmed", max_new=400, temperature=0.0)
+        while len(call.tokens) < 5:
+            call.next_event(None)
+        harmed = threading.Event()
+
+        def once(data: bytes) -> bytes | None:
+            if harmed.is_set():
+                return data
+            harmed.set()
+            return harm(data)
+
+        relay.harm = once
+        with contextlib.suppress(NodeLost):
+            call.result()
+        assert call.tokens == undisturbed[: len(call.tokens)]
+        if harm(b"ab") != b"abab":
+            head.wait_for("link_up")
+    deadline = clock.now() + 30.0
+    while clock.now() < deadline:
+        with contextlib.suppress(NoNode, NodeLost):
+            assert ask(state, "harmed", 400) == undisturbed
+            return
+    pytest.fail("the node never served again")

@@ -26,10 +26,21 @@ class Stranger:
         host, port = address.removeprefix("tcp://").split(":")
         self.socket = socket.create_connection((host, int(port)))
 
-    def greet(self) -> Self:
-        """Finish ZMTP's own handshake, as any ZeroMQ peer does."""
-        self.socket.sendall(GREETING + READY)
+    def greet(self, greeting: bytes = GREETING + READY) -> Self:
+        """Finish ZMTP's own handshake, as any ZeroMQ peer does.
+
+        Args:
+            greeting: all there is to say up to then, and what may follow.
+        """
+        # libzmq takes nothing beyond the first signature before it has sent its own.
+        for step in (greeting[:10], greeting[10:64], greeting[64:]):
+            self.socket.sendall(step)
+            self._hear(64 if step == greeting[10:64] else 0)
         return self
+
+    def _hear(self, count: int) -> None:
+        while count:
+            count -= len(self.socket.recv(count))
 
     def say(self, data: bytes) -> None:
         """Send raw bytes; a connection that was ended meanwhile takes none, which is fine."""

@@ -1,0 +1,273 @@
+"""Cases from the field: stalled peers, ends and starts at bad moments; by their numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+import superfluid
+from bench.cluster import Cluster
+from bus.messages.api import MARK, decode_body, encode_body
+from tests.e2e.test_cases_links import agent_process, head_process, make_state, memory_bytes
+from tests.e2e.test_cluster import alive, wait_for
+from tests.harness.logged_process import LoggedProcess
+from tests.harness.models import toy_model_folder
+
+PROMPT = list(b"The quick brown fox")
+#: All ends are expected far below it.
+END_LIMIT_S = 15.0
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster(toy_model_folder().path, threads=1) as made:
+        yield made
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return make_state(tmp_path / "s")
+
+
+class SlowClient:
+    """A DEALER that asks and does not read until told."""
+
+    def __init__(self, address: str) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._dealer = context.socket(zmq.DEALER)
+        self._dealer.linger = 0
+        self._dealer.setsockopt(zmq.RCVHWM, 1)
+        self._dealer.connect(address)
+
+    def ask(self, request: bytes, **body: Any) -> None:
+        self._dealer.send_multipart([MARK, encode_body({"id": request, **body})])
+
+    def read(self, limit_ms: int = 30_000) -> dict[str, Any]:
+        assert self._dealer.poll(limit_ms), "nothing came"
+        return decode_body(self._dealer.recv_multipart())
+
+    def close(self) -> None:
+        self._dealer.close()
+
+
+@pytest.fixture
+def slow(cluster: Cluster) -> Iterator[SlowClient]:
+    made = SlowClient(f"ipc://{cluster.state}/run/api.sock")
+    yield made
+    made.close()
+
+
+# --- L12 --------------------------------------------------------------------------------------
+
+READERS = 1100
+
+
+def stall(cluster: Cluster, slow: SlowClient) -> tuple[int, ...]:
+    """Let 1,100 whole answers wait for a client that reads none; gives the answer's tokens."""
+    whole = cluster.client.generate(
+        cluster.model, PROMPT, max_new=1000, temperature=0.0, ignore_eos=True, key="long"
+    ).result()
+    for number in range(READERS):
+        slow.ask(b"r%d" % number, op="attach", key="long")
+    return whole.tokens
+
+
+def test_l12_a_stalled_client_gets_all_in_order_and_holds_up_nobody(
+    cluster: Cluster, slow: SlowClient
+) -> None:
+    before = memory_bytes(cluster.pid("head"))
+    tokens = stall(cluster, slow)
+    # Others are served, which also shows that the head has handled all that came before.
+    for _ in range(5):
+        assert cluster.client.ping() < 5.0
+    answer = cluster.client.generate(cluster.model, PROMPT, max_new=20).result()
+    assert answer.usage.completion == 20
+    assert memory_bytes(cluster.pid("head")) - before < 100 << 20
+    seen: dict[bytes, list[int]] = {b"r%d" % number: [] for number in range(READERS)}
+    ended: list[bytes] = []
+    while len(ended) < READERS:
+        body = slow.read()
+        if body["kind"] == "end":
+            ended.append(body["id"])
+        elif body["type"] == "token":
+            assert body["offset"] == len(seen[body["id"]])
+            assert body["id"] not in ended
+            seen[body["id"]] += body["tokens"]
+    assert ended == list(seen)
+    assert all(found == list(tokens) for found in seen.values())
+
+
+def test_l12_a_head_that_stood_still_gets_every_token_in_order(cluster: Cluster) -> None:
+    options: dict[str, Any] = {"max_new": 1500, "temperature": 0.0, "ignore_eos": True}
+    alone = cluster.client.generate(cluster.model, PROMPT, **options).result().tokens
+    calls = [cluster.client.generate(cluster.model, PROMPT, **options) for _ in range(4)]
+    while any(len(call.tokens) < 5 for call in calls):
+        for call in calls:
+            call.next_event(None)
+    (worker,) = cluster.workers("node-1")
+    before = memory_bytes(cluster.pid("node-1"))
+    os.kill(cluster.pid("head"), signal.SIGSTOP)
+    try:
+        # Until the windows are full, and the worker has nothing more to do.
+        wait_for(lambda: is_idle(worker), "the worker pauses")
+        assert memory_bytes(cluster.pid("node-1")) - before < 50 << 20
+    finally:
+        os.kill(cluster.pid("head"), signal.SIGCONT)
+    assert [call.result().tokens for call in calls] == [alone] * 4
+
+
+def is_idle(pid: int) -> bool:
+    """Whether a process uses no CPU for a moment."""
+
+    def used() -> int:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return int(fields[11]) + int(fields[12])
+
+    start = used()
+    time.sleep(0.3)
+    return used() - start <= 2
+
+
+# --- L13 --------------------------------------------------------------------------------------
+
+
+def test_l13_a_head_with_unsent_replies_exits_in_bounded_time(
+    cluster: Cluster, slow: SlowClient
+) -> None:
+    stall(cluster, slow)
+    cluster.client.ping()
+    texts = cluster.workers("head")
+    started = time.monotonic()
+    assert cluster.stop("head") == 0
+    assert time.monotonic() - started < END_LIMIT_S
+    assert not any(alive(pid) for pid in texts)
+    assert list((cluster.state / "run").glob("api.sock")) == []
+
+
+def test_l13_an_agent_with_unsent_tokens_exits_in_bounded_time(cluster: Cluster) -> None:
+    calls = [
+        cluster.client.generate(cluster.model, PROMPT, max_new=1500, ignore_eos=True)
+        for _ in range(4)
+    ]
+    while any(len(call.tokens) < 5 for call in calls):
+        for call in calls:
+            call.next_event(None)
+    (worker,) = cluster.workers("node-1")
+    os.kill(cluster.pid("head"), signal.SIGSTOP)
+    try:
+        wait_for(lambda: is_idle(worker), "the worker pauses")
+        started = time.monotonic()
+        assert cluster.stop("node-1") == 0
+        assert time.monotonic() - started < END_LIMIT_S
+        assert not alive(worker)
+    finally:
+        os.kill(cluster.pid("head"), signal.SIGCONT)
+    cluster.start_node("node-1")
+    cluster.wait_ready()
+
+
+def test_l13_a_caller_that_forks_can_end_in_the_child_and_go_on_in_the_parent(
+    cluster: Cluster,
+) -> None:
+    # In a process of its own: pytest's threads are none of the case.
+    script = f"""
+import os, sys, superfluid
+client = superfluid.connect("ipc://{cluster.state}/run/api.sock")
+call = client.generate({cluster.model!r}, "forked", max_new=300, temperature=0.0, ignore_eos=True)
+call.next_event(None)
+child = os.fork()
+if child == 0:
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+child = os.fork()
+if child == 0:
+    with superfluid.connect("ipc://{cluster.state}/run/api.sock") as own:
+        assert own.generate({cluster.model!r}, "child", max_new=5).result().finish == "length"
+    sys.exit(8)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 8
+assert len(call.result().tokens) == 300
+client.close()
+print("whole")
+"""
+    done = run_python(script)
+    assert done == (0, "whole\n"), done
+
+
+def run_python(script: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("process", ["head", "agent"])
+def test_l13_a_start_that_is_interrupted_leaves_nothing_in_the_way(
+    process: str, number: signal.Signals, state: Path
+) -> None:
+    make = head_process if process == "head" else agent_process
+    # From the first import to a running service, at moments that spread over its start.
+    for share in range(6):
+        with make(state) as started:
+            until = time.monotonic() + 0.12 * share
+            children: set[int] = set()
+            while time.monotonic() < until:
+                with contextlib.suppress(OSError):
+                    children.update(started.children())
+            with contextlib.suppress(OSError):
+                children.update(started.children())
+            begun = time.monotonic()
+            started.signal(number)
+            code = started.wait()
+            assert time.monotonic() - begun < END_LIMIT_S
+            # Before a line of ours has run, Python itself ends with 1 and says KeyboardInterrupt.
+            by_python = code == 1 and "KeyboardInterrupt" in started.rest()
+            assert code in (0, -number, 130) or by_python
+            wait_for(lambda: not any(alive(pid) for pid in children), "no orphan")  # noqa: B023
+    check_serves(state)
+
+
+def check_serves(state: Path) -> None:
+    """A head and an agent start from what is there, and answer."""
+    with head_process(state) as head:
+        address = head.wait_for("started")["fleet"]
+        with agent_process(state, "--join", address) as agent:
+            head.wait_for("link_up")
+            with superfluid.connect(f"ipc://{state}/run/api.sock") as client:
+                # The head waits for a node that loads its model.
+                assert client.generate("toy", "hello", max_new=3).result().finish == "length"
+            end(agent)
+        end(head)
+
+
+def end(process: LoggedProcess) -> None:
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+
+
+def test_l13_files_of_killed_processes_do_not_stop_the_next_start(state: Path) -> None:
+    with head_process(state) as head, agent_process(state) as agent:
+        head.wait_for("started")
+        agent.wait_for("worker_ready")
+        for process in (head, agent):
+            process.signal(signal.SIGKILL)
+            process.wait()
+        left = list((state / "run").glob("*.sock"))
+        assert left
+    check_serves(state)
+    assert list((state / "run").glob("*.sock")) == []
