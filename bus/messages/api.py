@@ -23,6 +23,7 @@ MAX_BODY_BYTES = 8 * 1024 * 1024
 MAX_PROMPT_TOKENS = 1 << 20
 DEFAULT_CREDIT = 256
 MAX_CREDIT = 4096
+MAX_ID_BYTES = 64
 
 #: QoS classes by name; lower goes first.
 QOS_CLASSES = {"interactive": 0, "completion": 1, "agent": 2, "background": 3}
@@ -30,7 +31,7 @@ QOS_CLASSES = {"interactive": 0, "completion": 1, "agent": 2, "background": 3}
 Qos = Annotated[str, OneOf(frozenset(QOS_CLASSES))]
 Text = Annotated[str, MaxBytes(MAX_BODY_BYTES)]
 Ids = Annotated[tuple[U32, ...], MaxItems(MAX_PROMPT_TOKENS)]
-RequestIdField = Annotated[RequestId, MaxBytes(64)]
+RequestIdField = Annotated[RequestId, MaxBytes(MAX_ID_BYTES)]
 Key = Annotated[str, MaxBytes(256)]
 
 
@@ -49,7 +50,7 @@ class GenerationOptions:
 
     model: ModelName
     max_new: U32 = 256
-    max_wall_ms: int = 0
+    max_wall_ms: U32 = 0
     temperature: Annotated[float, Range(0.0, 100.0)] = 1.0
     top_k: U32 = 0
     top_p: Fraction = 1.0
@@ -199,6 +200,14 @@ def decode_body(frames: list[bytes]) -> dict[str, Any]:
     if type(body) is not dict or not all(type(key) is str for key in body):
         raise DecodeError("the body should be a msgpack map with text keys")
     return body
+
+
+def readable_id(body: dict[str, Any]) -> RequestId | None:
+    """The id that a reply can echo, whatever else is wrong with the body."""
+    found = body.get("id")
+    if type(found) is bytes and 1 <= len(found) <= MAX_ID_BYTES:
+        return RequestId(found)
+    return None
 
 
 def read_envelope(body: dict[str, Any]) -> Envelope:

@@ -372,6 +372,8 @@ def test_g10_an_empty_logit_bias_is_fine() -> None:
         ("max_new", 1 << 40),
         ("max_new", "many"),
         ("max_wall_ms", -1),
+        # Once one request of this kind ended the head.
+        ("max_wall_ms", (1 << 64) - 1),
         ("seed", -1),
         ("seed", "seven"),
         ("tokens", [-1]),
