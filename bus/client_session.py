@@ -164,7 +164,7 @@ class ClientSession:
             deadline: when to give up, on the same clock; None never does.
 
         Raises:
-            Invalid: credit is out of range.
+            Invalid: credit is out of range, or a value can not travel.
             TooLarge: the body is over the API's limit.
         """
         if not 1 <= credit <= MAX_CREDIT:
@@ -391,12 +391,38 @@ class ClientSession:
         whole = {"op": op, "id": request, **body}
         if credit is not None:
             whole["credit"] = credit
-        packed = encode_body(whole)
+        packed = _pack(whole)
         if len(packed) > MAX_BODY_BYTES:
             raise TooLarge(
                 f"the request has {len(packed)} bytes; the head takes at most {MAX_BODY_BYTES}"
             )
         self._out.append([MARK, packed])
+
+
+def _pack(body: Mapping[str, Any]) -> bytes:
+    """A request's body as it travels.
+
+    Raises:
+        Invalid: a value can not travel, such as text with half of a surrogate pair.
+    """
+    try:
+        return encode_body(dict(body))
+    except (TypeError, ValueError, OverflowError) as error:
+        for name, value in body.items():
+            _check_packs(name, value)
+        raise Invalid(f"the request can not be packed ({error})") from None
+
+
+def _check_packs(name: str, value: Any) -> None:
+    try:
+        encode_body({name: value})
+    except UnicodeEncodeError:
+        raise Invalid(
+            f"{name} has text with half of a surrogate pair, which is no character; remove it",
+            param=name,
+        ) from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Invalid(f"{name} can not be packed ({error})", param=name) from None
 
 
 def _check_offset(cursor: int, event: TokenEvent) -> None:
