@@ -25,7 +25,14 @@ from bus.ids import (
     SessionId,
     unpack_ids,
 )
-from bus.messages.api import QOS_CLASSES, GenerationOptions, decode_body, error_body, read_envelope
+from bus.messages.api import (
+    QOS_CLASSES,
+    GenerationOptions,
+    decode_body,
+    error_body,
+    read_envelope,
+    readable_id,
+)
 from bus.messages.link import (
     Declined,
     Heartbeat,
@@ -118,8 +125,8 @@ class HeadCore:
         request: RequestId | None = None
         try:
             body = decode_body(frames)
+            request = readable_id(body)
             envelope = read_envelope(body)
-            request = envelope.id
             self._api.handle(client, envelope, body, now)
         except DecodeError as error:
             self.outbox.reply(_undecodable(client, error))
@@ -164,8 +171,9 @@ class HeadCore:
             case _:
                 self.outbox.close_link(link, f"a node sent a {type(message).__name__}")
 
-    def link_down(self, link: LinkKey, reason: str, now: float) -> None:
-        node = self.fleet.link_down(link, reason, now)
+    def link_down(self, link: LinkKey, reason: str, now: float, *, left: bool = False) -> None:
+        """A link ended; `left` when its node said goodbye."""
+        node = self.fleet.link_down(link, reason, now, left=left)
         if node is not None:
             self.runs.link_down(link, node.identity, reason, now)
 

@@ -38,6 +38,8 @@ class Node:
     software: str = ""
     since_s: float = 0.0
     down_reason: str = ""
+    #: It said goodbye: it is down on purpose.
+    left: bool = False
     models: dict[ModelName, ModelStatus] = field(default_factory=dict)
     host: HostStatus = HostStatus()
     draining: bool = False
@@ -48,6 +50,13 @@ class Node:
     @property
     def up(self) -> bool:
         return self.link is not None
+
+    @property
+    def state(self) -> str:
+        """`up`, `draining`, `left` (it said goodbye) or `down`."""
+        if self.up:
+            return "draining" if self.draining else "up"
+        return "left" if self.left else "down"
 
     def in_flight(self, model: ModelName) -> int:
         return sum(claim.model == model for claim in self.claims.values())
@@ -81,11 +90,14 @@ class Fleet:
         node.software = confirm.software
         node.since_s = now
         node.down_reason = ""
+        node.left = False
         self._by_link[link] = node
         self._take_status(node, confirm.models, confirm.host, now)
         return node
 
-    def link_down(self, link: LinkKey, reason: str, now: float) -> Node | None:
+    def link_down(
+        self, link: LinkKey, reason: str, now: float, *, left: bool = False
+    ) -> Node | None:
         """The node of a link that ended, its claims dropped; None when it has another by now."""
         node = self._by_link.pop(link, None)
         if node is None:
@@ -93,6 +105,7 @@ class Fleet:
         node.link = None
         node.since_s = now
         node.down_reason = reason
+        node.left = left
         node.claims.clear()
         return node
 

@@ -187,7 +187,7 @@ class FleetLinks:
                 if link is not None:
                     del self._places[link]
                     self._log.warning("link_down", link=link, code=code, reason=reason)
-                    core.link_down(link, reason, now)
+                    core.link_down(link, reason, now, left=code == "goodbye")
             case PeerRefused(code=code, reason=reason, peer=refused):
                 name = refused.name if refused is not None else _label(place)
                 self._log.repeated(now, f"link_refused_{code}", peer=name, why=reason)

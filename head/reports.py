@@ -36,10 +36,9 @@ def nodes(fleet: Fleet, now: float) -> list[dict[str, Any]]:
 
 
 def _node(node: Node, now: float) -> dict[str, Any]:
-    state = ("draining" if node.draining else "up") if node.up else "down"
     return {
         "identity": node.identity,
-        "state": state,
+        "state": node.state,
         "reason": node.down_reason,
         "since_s": round(now - node.since_s, 3),
         "status_age_s": round(now - node.status_at_s, 3),

@@ -283,3 +283,32 @@ def test_vanished_client_leaves_a_keyed_request_running(bench: Bench) -> None:
     bench.core.client_gone(CLIENT, bench.now)
     bench.wait(60.0)
     assert bench.core.runs.running == 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"credit": 0}, {"credit": "x"}, {"op": 5}, {"op": None}, {"model": 3}]
+)
+def test_readable_id_is_echoed_whatever_else_is_wrong(bench: Bench, wrong: dict[str, Any]) -> None:
+    body = {"op": "generate", "id": b"mine", "model": TOY, "prompt": "hi", **wrong}
+    bench.core.client_request(CLIENT, [MARK, encode_body(body)], bench.now)
+    bench.settle()
+    assert bench.replies[-1]["id"] == b"mine"
+    assert bench.replies[-1]["error"]["code"] == "invalid"
+
+
+@pytest.mark.parametrize("request_id", [b"", b"x" * 65, "text", 7, None])
+def test_unreadable_id_is_answered_without_one(bench: Bench, request_id: object) -> None:
+    bench.core.client_request(CLIENT, [MARK, encode_body({"op": "ping", "id": request_id})], 0.0)
+    bench.settle()
+    assert bench.replies[-1]["id"] is None
+    assert bench.replies[-1]["error"]["param"] == "id"
+
+
+def test_node_that_said_goodbye_has_left_and_one_that_did_not_is_down(bench: Bench) -> None:
+    bench.node(2, "n2")
+    bench.core.link_down(1, "stopped", 1.0, left=True)
+    bench.core.link_down(2, "cut", 1.0)
+    states = {node.identity: node.state for node in bench.core.fleet.nodes}
+    assert states == {"n1": "left", "n2": "down"}
+    bench.node(3, "n1")
+    assert [node.state for node in bench.core.fleet.nodes] == ["up", "down"]
