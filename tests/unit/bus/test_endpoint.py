@@ -484,7 +484,7 @@ def test_duplicates_are_dropped_in_silence() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_faults_never_deliver_anything_wrong(data: st.DataObject) -> None:
+def test_l4_faults_never_deliver_anything_wrong(data: st.DataObject) -> None:
     """Whatever is lost, doubled, flipped or swapped: a prefix arrives, or the link ends."""
     rig = Rig(seed=data.draw(st.binary(min_size=1, max_size=4))).connect()
     for number in range(12):

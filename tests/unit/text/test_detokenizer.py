@@ -25,7 +25,7 @@ def test_a_character_comes_when_it_is_complete() -> None:
     assert pushed(b"a" + syllable.encode()) == ["a", "", "", syllable, ""]
 
 
-def test_a_tail_that_was_cut_is_dropped() -> None:
+def test_t1_a_tail_that_was_cut_is_dropped() -> None:
     assert pushed("ok \U0001f600".encode()[:-1]) == ["o", "k", " ", "", "", "", ""]
 
 
@@ -55,7 +55,7 @@ def test_control_tokens_and_unknown_ids_add_nothing() -> None:
     st.lists(st.one_of(st.text(max_size=4).map(str.encode), st.binary(max_size=4)), max_size=8),
     st.lists(st.integers(0, 40), max_size=8),
 )
-def test_any_cuts_give_the_same_text(parts: list[bytes], cuts: list[int]) -> None:
+def test_t1_any_cuts_give_the_same_text(parts: list[bytes], cuts: list[int]) -> None:
     data = b"".join(parts)
     places = sorted({0, len(data), *(cut for cut in cuts if cut <= len(data))})
     maker = Detokenizer(BYTES)

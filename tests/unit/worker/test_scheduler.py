@@ -437,7 +437,7 @@ def test_a_prefilling_lane_below_runs_along_unharmed() -> None:
 # --- cancel, pause, expiry ---------------------------------------------------------------------
 
 
-def test_cancel_while_waiting() -> None:
+def test_g2_cancel_while_waiting() -> None:
     driver = Driver(lanes=1)
     driver.submit(submit(1, max_new=2))
     driver.submit(submit(2))
@@ -448,7 +448,7 @@ def test_cancel_while_waiting() -> None:
     assert driver.finish(1).reason == "length"
 
 
-def test_cancel_between_chunks_frees_the_lane() -> None:
+def test_g2_cancel_between_chunks_frees_the_lane() -> None:
     driver = Driver(lanes=1)
     driver.submit(submit(1, 300))
     driver.turn()
@@ -461,7 +461,7 @@ def test_cancel_between_chunks_frees_the_lane() -> None:
     assert driver.scheduler.idle
 
 
-def test_cancel_while_decoding_counts_what_was_made() -> None:
+def test_g2_cancel_while_decoding_counts_what_was_made() -> None:
     driver = Driver()
     driver.submit(submit(1, max_new=100))
     for _ in range(4):

@@ -1,0 +1,57 @@
+"""Case L9: no lease, timer or rate reads a clock that somebody can set."""
+
+from __future__ import annotations
+
+import ast
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bus.transport import clock
+
+ROOT = Path(__file__).parents[2]
+#: Adapters: they own sockets, processes or a terminal, and wait for those.
+ADAPTERS = ("bus/transport/", "bus/client.py", "head/cli/", "agent/worker/engine.py")
+#: Where wall time may be read: for people only, in logs, in stored rows and in chat templates.
+FOR_PEOPLE = {
+    "bus/log.py": {"datetime.fromtimestamp"},
+    "head/server.py": {"time.time"},
+    "head/schema.py": {"time.time"},
+    "head/text/templates.py": {"datetime.now"},
+}
+#: How long a model took to load is told once, in a log line.
+MEASURED_ONCE = {"agent/worker/__main__.py": {"time.perf_counter"}}
+SETTABLE = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
+MODULES = sorted(
+    str(path.relative_to(ROOT))
+    for part in ("bus", "agent", "head")
+    for path in ROOT.glob(f"{part}/**/*.py")
+)
+
+
+def clock_reads(module: str) -> Iterator[str]:
+    """Uses of names of the modules `time` and `datetime`, but for sleeping."""
+    for node in ast.walk(ast.parse((ROOT / module).read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            name = f"{node.value.id}.{node.attr}"
+            if node.value.id in ("time", "datetime") and node.attr != "sleep":
+                yield name
+        if isinstance(node, ast.ImportFrom) and node.module == "time":
+            yield from (f"time.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_l9_no_clock_is_read_outside_adapters_and_no_wall_clock_in_them(module: str) -> None:
+    reads = set(clock_reads(module)) - FOR_PEOPLE.get(module, set())
+    if module.startswith(ADAPTERS):
+        assert not reads & SETTABLE
+    else:
+        assert reads <= MEASURED_ONCE.get(module, set())
+
+
+def test_l9_now_is_boot_time() -> None:
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
+    now = clock.now()
+    assert before <= now <= time.clock_gettime(time.CLOCK_BOOTTIME)
