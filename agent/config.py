@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from agent.core import AgentPolicy
+from bus.address import split_address
 from bus.errors import ConfigInvalid
 from bus.fields import OneOf, Range
 from bus.ids import NodeIdentity
@@ -95,8 +95,10 @@ class AgentConfig:
                 f"node.identity is longer than {MAX_IDENTITY_BYTES} bytes; choose a shorter one",
                 param="node.identity",
             )
-        for address in (*self.node.join, *filter(None, (self.node.listen,))):
-            host_of(address)
+        for address in self.node.join:
+            split_address(address, "node.join")
+        if self.node.listen:
+            split_address(self.node.listen, "node.listen")
 
     @property
     def off_loopback(self) -> bool:
@@ -112,23 +114,9 @@ def default_identity(node_folder: Path, host: str | None = None) -> NodeIdentity
     return NodeIdentity(f"{name}-{digest}")
 
 
-def host_of(address: str) -> str:
-    """The host of tcp://HOST:PORT; empty for ipc://PATH.
-
-    Raises:
-        ConfigInvalid: it is neither.
-    """
-    if address.startswith("ipc://") and len(address) > len("ipc://"):
-        return ""
-    found = re.fullmatch(r"tcp://(\[[^\]]+\]|[^:/\s]+):([0-9]+|\*)", address)
-    if found is None or (found[2] != "*" and int(found[2]) > 65535):
-        raise ConfigInvalid(f"{address!r} is no address; write it as tcp://HOST:PORT")
-    return found[1].strip("[]")
-
-
 def is_local(address: str) -> bool:
     """Whether an address stays on this machine."""
-    host = host_of(address)
+    host, _ = split_address(address)
     if host in _LOCAL_HOSTS or not host:
         return True
     try:

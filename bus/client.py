@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from bus.call import Call
+from bus.client_address import check_api_address
 from bus.client_session import ClientSession, Ended, Failed
 from bus.errors import Invalid, NoHead, SuperfluidError, WireError
 from bus.ids import RequestId
@@ -45,6 +46,8 @@ class Client:
         operation_timeout_s: the same for what is answered by one reply.
 
     Raises:
+        Invalid: it is no address.
+        NotAllowed: the socket is another user's.
         NoHead: no head answers there.
     """
 
@@ -55,6 +58,7 @@ class Client:
         timeout_s: float = ANSWER_TIMEOUT_S,
         operation_timeout_s: float = OPERATION_TIMEOUT_S,
     ) -> None:
+        check_api_address(address)
         self.address = address
         self._timeout_s = timeout_s
         self._operation_timeout_s = operation_timeout_s

@@ -67,10 +67,15 @@ def check_int(low: float, high: float) -> Convert:
         if type(value) is not int:
             raise FieldError(f"should be a whole number, not {kind_of(value)}")
         if not low <= value <= high:
-            raise FieldError(f"is {value}; it should be {low:.0f} to {high:.0f}")
+            raise FieldError(f"is {value}; it should be {_whole(low)} to {_whole(high)}")
         return value
 
     return convert
+
+
+def _whole(bound: float) -> str:
+    """A bound in full; as a float, 2^64-1 would be shown as 2^64."""
+    return str(bound) if isinstance(bound, int) else f"{bound:.0f}"
 
 
 def check_float(low: float, high: float) -> Convert:

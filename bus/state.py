@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Mapping
@@ -43,12 +44,9 @@ def private_folder(folder: Path) -> Path:
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
-        raise StartError(
-            f"can not make the folder {folder}: {error.strerror}; choose another state folder "
-            f"({VARIABLE})"
-        ) from error
-    status = folder.stat(follow_symlinks=False)
+        status = folder.stat(follow_symlinks=False)
+    except OSError as error:
+        raise _unusable(folder, error) from error
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise StartError(
             f"{folder} is no folder of this user (user id {os.geteuid()}); choose a state folder "
@@ -83,13 +81,27 @@ class StateFolder:
         Raises:
             StartError: a folder can not be made, is another user's, or open to others.
         """
-        named = path or environment.get(VARIABLE) or "~/.local/state/superfluid"
-        root = Path(named).expanduser().absolute()
-        if not root.is_dir():
+        root = _root(path, environment)
+        if not _is_folder(root):
             private_folder(root)
-        found = cls(root, _run_folder(root, environment))
+        found = cls(root, _make_run_folder(root, environment))
         found.prepare()
         return found
+
+    @classmethod
+    def find(
+        cls, path: Path | str | None = None, environment: Mapping[str, str] = os.environ
+    ) -> Self:
+        """As `resolve`, but makes and checks nothing: for who only looks.
+
+        Raises:
+            StartError: this user can not look there.
+        """
+        root = _root(path, environment)
+        own = root / "run"
+        if not _is_too_long(own):
+            return cls(root, own)
+        return cls(root, _recorded(root) or _stand_in(root, environment))
 
     def prepare(self) -> None:
         """Make the subfolders that are missing; `resolve` did so already.
@@ -100,7 +112,19 @@ class StateFolder:
         for name in _PRIVATE:
             private_folder(self.path / name)
         for name in _OPEN:
-            (self.path / name).mkdir(mode=0o700, exist_ok=True)
+            try:
+                (self.path / name).mkdir(mode=0o700, exist_ok=True)
+            except OSError as error:
+                raise _unusable(self.path / name, error) from error
+
+    def remove_stand_in(self) -> None:
+        """Remove a run folder that lies outside the state folder; what was in it has ended.
+
+        One inside stays, with its locks. The caller holds what keeps others from starting.
+        """
+        if self.run != self.path / "run":
+            shutil.rmtree(self.run, ignore_errors=True)
+            (self.path / _RUN_RECORD).unlink(missing_ok=True)
 
     @property
     def keys(self) -> Path:
@@ -160,6 +184,10 @@ class StateFolder:
             found = json.loads(file.read_text())
         except FileNotFoundError:
             return None
+        except PermissionError as error:
+            raise StartError(
+                f"this user may not read {file}; run this as the user that runs the head"
+            ) from error
         except (OSError, ValueError) as error:
             raise StartError(f"can not read {file}: {error}; start the head again") from error
         if not isinstance(found, dict):
@@ -183,19 +211,54 @@ def write_atomically(file: Path, text: str) -> None:
         raise
 
 
-def _run_folder(root: Path, environment: Mapping[str, str]) -> Path:
-    own = root / "run"
-    if len(os.fsencode(own)) <= MAX_RUN_PATH_BYTES:
-        return private_folder(own)
-    record = root / _RUN_RECORD
+def _root(path: Path | str | None, environment: Mapping[str, str]) -> Path:
+    named = path or environment.get(VARIABLE) or "~/.local/state/superfluid"
+    return Path(named).expanduser().absolute()
+
+
+def _is_folder(path: Path) -> bool:
     try:
-        # Recorded, since XDG_RUNTIME_DIR is not the same for a service and for a login.
-        return private_folder(Path(record.read_text().rstrip("\n")))
-    except (OSError, StartError):
-        pass  # None yet, or one that is gone (a runtime folder ends with the login).
+        return path.is_dir()
+    except OSError as error:
+        raise _unusable(path, error) from error
+
+
+def _unusable(folder: Path, error: OSError) -> StartError:
+    return StartError(
+        f"can not make the folder {folder}: {error.strerror}; choose another state folder "
+        f"({VARIABLE})"
+    )
+
+
+def _is_too_long(run: Path) -> bool:
+    return len(os.fsencode(run)) > MAX_RUN_PATH_BYTES
+
+
+def _make_run_folder(root: Path, environment: Mapping[str, str]) -> Path:
+    own = root / "run"
+    if not _is_too_long(own):
+        return private_folder(own)
+    recorded = _recorded(root)
+    if recorded is not None:
+        try:
+            return private_folder(recorded)
+        except StartError:
+            pass  # It is gone, and can not be made again: a runtime folder ends with the login.
+    stand_in = private_folder(_stand_in(root, environment))
+    write_atomically(root / _RUN_RECORD, f"{stand_in}\n")
+    return stand_in
+
+
+def _recorded(root: Path) -> Path | None:
+    """Where the run folder is: recorded, as XDG_RUNTIME_DIR differs for a service and a login."""
+    try:
+        return Path((root / _RUN_RECORD).read_text().rstrip("\n"))
+    except OSError:
+        return None
+
+
+def _stand_in(root: Path, environment: Mapping[str, str]) -> Path:
     # The name follows from the path, so that processes that start together make the same one.
     digest = hashlib.blake2b(os.fsencode(root), digest_size=6).hexdigest()
     base = environment.get("XDG_RUNTIME_DIR") or "/tmp"
-    stand_in = private_folder(Path(base) / f"superfluid-{os.geteuid()}-{digest}")
-    write_atomically(record, f"{stand_in}\n")
-    return stand_in
+    return Path(base) / f"superfluid-{os.geteuid()}-{digest}"

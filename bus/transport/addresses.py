@@ -12,6 +12,7 @@ from pathlib import Path
 
 import zmq
 
+from bus.address import split_address
 from bus.errors import PortInUse, StartError
 from bus.file_lock import FileLock, LockHeld
 from bus.state import private_folder
@@ -58,12 +59,14 @@ class Binding:
 
     Raises:
         PortInUse: another process has the address.
+        ConfigInvalid: it is no address at all.
         StartError: it is no address of this machine, or not allowed.
     """
 
     def __init__(
         self, socket: zmq.Socket[bytes], address: str, *, purpose: str, setting: str
     ) -> None:
+        split_address(address, setting)
         self._lock: FileLock | None = None
         self._path = ipc_path(address)
         if self._path is not None:
@@ -136,7 +139,7 @@ def _bind_error(
     if error.errno in (errno.ENODEV, errno.EADDRNOTAVAIL, errno.EINVAL):
         return StartError(
             f"{address} is no address of this machine; set {setting} to one that is, as in "
-            "tcp://127.0.0.1:8455 or tcp://*:8455"
+            "tcp://127.0.0.1:8454 or tcp://*:8454"
         )
     if error.errno == errno.EACCES:
         return StartError(

@@ -157,3 +157,34 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None
         write_atomically(file, "\ud800")
     assert file.read_text() == "old"
     assert os.listdir(tmp_path) == ["f"]
+
+
+def test_looking_makes_nothing(short: Path) -> None:
+    """`status`, `model ls` and `doctor` on a machine without superfluid left a state folder."""
+    environment = {"XDG_RUNTIME_DIR": str(short / "x")}
+    for root in (short / "s", _of_length(short, 90)):
+        found = StateFolder.find(root, environment)
+        assert not root.exists()
+        assert found.read_head() is None
+        assert StateFolder.resolve(root, environment) == found
+        assert StateFolder.find(root, {"XDG_RUNTIME_DIR": str(short / "y")}) == found
+    assert not (short / "y").exists()
+
+
+def test_a_stand_in_is_removed_with_what_is_in_it(short: Path) -> None:
+    root = _of_length(short, 90)
+    state = StateFolder.resolve(root, {"XDG_RUNTIME_DIR": str(short / "x")})
+    state.lock("head").close()
+    state.remove_stand_in()
+    assert not state.run.exists()
+    assert not (root / "run.path").exists()
+    inside = StateFolder.resolve(short / "s")
+    inside.lock("head").close()
+    inside.remove_stand_in()
+    assert (inside.run / "head.lock").exists()
+
+
+@pytest.mark.parametrize("path", ["/proc/nope", "/dev/null/s", "/sys/nope"])
+def test_where_no_folder_can_be_is_one_sentence(path: str) -> None:
+    with pytest.raises(StartError, match="can not make the folder .*; choose another state folder"):
+        StateFolder.resolve(path)
