@@ -1,4 +1,4 @@
-"""Where the head of a state folder listens for clients, and what may be given as such an address."""
+"""Where the head of a state folder listens for clients, and what can be such an address."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check_api_address(address: str) -> None:
 def _check_socket(path: str) -> None:
     try:
         os.stat(path)
-        allowed = os.access(path, os.R_OK | os.W_OK)
+        allowed = os.access(path, os.R_OK | os.W_OK, effective_ids=True)
     except PermissionError:
         allowed = False
     except OSError:

@@ -24,7 +24,16 @@ def test_host_and_port(address: str, parts: tuple[str, int]) -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["head:8454", "tcp://head", "tcp://h:65536", "tcp://h:99999", "ipc://", "", "tcp://h:-1", "foo"],
+    [
+        "head:8454",
+        "tcp://head",
+        "tcp://h:65536",
+        "tcp://h:99999",
+        "ipc://",
+        "",
+        "tcp://h:-1",
+        "foo",
+    ],
 )
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigInvalid, match="write it as tcp://HOST:PORT"):

@@ -186,5 +186,5 @@ def test_a_stand_in_is_removed_with_what_is_in_it(short: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/proc/nope", "/dev/null/s", "/sys/nope"])
 def test_where_no_folder_can_be_is_one_sentence(path: str) -> None:
-    with pytest.raises(StartError, match="can not make the folder .*; choose another state folder"):
+    with pytest.raises(StartError, match=r"can not make .*; choose another state folder"):
         StateFolder.resolve(path)
