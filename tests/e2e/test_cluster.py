@@ -130,7 +130,7 @@ def test_stopped_processes_exit_clean(cluster: Cluster) -> None:
     workers = cluster.workers("node-1")
     assert cluster.stop("node-1") == 0
     assert not any(alive(pid) for pid in workers)
-    wait_for(lambda: cluster.client.nodes()[0]["state"] == "down", "goodbye was heard")
+    wait_for(lambda: cluster.client.nodes()[0]["state"] == "left", "goodbye was heard")
     assert cluster.stop("head") == 0
     assert not (cluster.state / "run" / "api.sock").exists()
 
