@@ -9,11 +9,10 @@ from typing import Any
 
 import click
 
-from agent.config import AgentConfig
+from agent.config import load_agent_config
 from agent.node import Node
 from agent.node_folder import check_name
 from agent.served_folders import served_folders
-from bus.config import load_config
 from bus.log import setup_logging
 from bus.packages import check_packages
 from bus.service import run_service
@@ -21,7 +20,6 @@ from bus.state import StateFolder
 from bus.transport.limits import raise_open_files
 from bus.version import __version__
 
-CONFIG_FILE = "agent.toml"
 #: How many agents supervisord keeps here; they share the machine's cores.
 AGENTS_VARIABLE = "SUPERFLUID_NODES"
 
@@ -76,9 +74,7 @@ def agent(config_file: Path | None, state: Path | None, name: str, **options: An
     folder = StateFolder.resolve(state)
     check_name(name)
     overrides = {key: _given(options[option]) for option, key in _KEYS.items()}
-    path = config_file or _default_config(folder.path, name)
-    config = load_config(AgentConfig, path, os.environ, overrides)
-    config.check()
+    config = load_agent_config(folder.path, name, file=config_file, overrides=overrides)
     setup_logging(config.log)
     raise_open_files()
     models = served_folders(
@@ -91,11 +87,6 @@ def agent(config_file: Path | None, state: Path | None, name: str, **options: An
 def _given(value: Any) -> Any:
     """None for an option that was not given."""
     return None if value == () else value
-
-
-def _default_config(state: Path, name: str) -> Path | None:
-    candidates = (state / "nodes" / name / CONFIG_FILE, state / CONFIG_FILE)
-    return next((path for path in candidates if path.is_file()), None)
 
 
 def _agents_here() -> int:

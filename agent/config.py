@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from agent.core import AgentPolicy
 from bus.address import split_address
+from bus.config import load_config
 from bus.errors import ConfigInvalid
 from bus.fields import OneOf, Range
 from bus.ids import NodeIdentity
@@ -18,6 +21,7 @@ from bus.log import LogConfig
 
 Seconds = Annotated[float, Range(0.0, 1e9)]
 Interval = Annotated[float, Range(0.05, 3600.0)]
+CONFIG_FILE = "agent.toml"
 #: Where a head listens when nothing says otherwise.
 DEFAULT_HEAD = "tcp://127.0.0.1:8454"
 MAX_IDENTITY_BYTES = 128
@@ -105,6 +109,33 @@ class AgentConfig:
         """Whether its traffic leaves this machine."""
         addresses = (self.node.listen,) if self.node.listen else self.node.join
         return not all(is_local(address) for address in addresses)
+
+
+def load_agent_config(
+    state: Path,
+    name: str,
+    *,
+    file: Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+    overrides: Mapping[str, object] | None = None,
+) -> AgentConfig:
+    """The checked configuration of an agent.
+
+    Args:
+        state: the state folder's path.
+        name: of the agent.
+        file: None takes `<state>/nodes/<name>/agent.toml`, else `<state>/agent.toml`, if any.
+        environment: goes over the file.
+        overrides: options, over all.
+
+    Raises:
+        ConfigInvalid: a file, key or value is wrong.
+    """
+    candidates = (state / "nodes" / name / CONFIG_FILE, state / CONFIG_FILE)
+    path = file or next((each for each in candidates if each.is_file()), None)
+    config = load_config(AgentConfig, path, environment, overrides or {})
+    config.check()
+    return config
 
 
 def default_identity(node_folder: Path, host: str | None = None) -> NodeIdentity:

@@ -14,6 +14,7 @@ from agent.actions import Action, Note, SendToWorker, WorkerIsReady
 from agent.served_model import ServedModel
 from bus.agent_records import SendToHead, SubmitToWorker, ToWorker
 from bus.agent_session import AgentSession
+from bus.agent_status import AgentModel
 from bus.ids import GenerationId, ModelName, NodeIdentity, WorkerIncarnation
 from bus.messages import link, worker
 from bus.version import __version__
@@ -102,6 +103,10 @@ class AgentCore:
             loop_lag_ms=round(loop_lag_ms),
             workers=tuple(model.beat() for model in self._models.values()),
         )
+
+    def local_models(self) -> tuple[AgentModel, ...]:
+        """The models as this machine is told of them."""
+        return tuple(model.local_status() for model in self._models.values())
 
     def _statuses(self) -> tuple[link.ModelStatus, ...]:
         return tuple(model.status() for model in self._models.values())

@@ -16,7 +16,7 @@ from bus.endpoint import Endpoint
 from bus.errors import StartError
 from bus.ids import NodeIdentity
 from bus.keys import INSECURE_TOKEN, FleetToken, load_token
-from bus.link import LinkDown, LinkEvent, LinkIdentity, LinkLimits, LinkUp, PeerInfo
+from bus.link import LinkDown, LinkEvent, LinkIdentity, LinkLimits, LinkUp, PeerInfo, PeerRefused
 from bus.state import StateFolder, write_atomically
 from bus.transport.dealer import DealerLink
 from bus.transport.loop import Loop
@@ -37,6 +37,10 @@ class HeadLink(Protocol):
     @property
     def label(self) -> str:
         """Names the other end in the log."""
+
+    @property
+    def address(self) -> str:
+        """Where the other end is looked for, or waited for."""
 
     def events(self) -> list[LinkEvent]:
         """What happened since the last call, in order."""
@@ -62,8 +66,13 @@ def fleet_tokens(config: AgentConfig, state: StateFolder) -> tuple[FleetToken, .
     """
     if config.node.insecure_no_auth:
         return (INSECURE_TOKEN,)
+    return (load_token(token_file(config, state)),)
+
+
+def token_file(config: AgentConfig, state: StateFolder) -> Path:
+    """Where the fleet token is to be."""
     named = config.node.token_file
-    return (load_token(Path(named) if named else state.keys / TOKEN_FILE),)
+    return Path(named) if named else state.keys / TOKEN_FILE
 
 
 def open_head_link(
@@ -150,6 +159,10 @@ class JoinLink:
     def label(self) -> str:
         return self._link.label
 
+    @property
+    def address(self) -> str:
+        return self._link.address
+
     def events(self) -> list[LinkEvent]:
         events, self._events = self._events + self._link.events(), []
         return events
@@ -190,7 +203,8 @@ class JoinLink:
             self._move(addresses[following % len(addresses)], now)
 
     def _move(self, address: str, now: float) -> None:
-        self._events += self._link.events()
+        # A refusal of the former address would be taken for one of the next.
+        self._events += [e for e in self._link.events() if not isinstance(e, PeerRefused)]
         self._link.close("the head is looked for elsewhere")
         self._link = self._open(address)
         self._tried_since = now
@@ -212,6 +226,10 @@ class ListenLink:
     @property
     def label(self) -> str:
         return f"a head at {self._links.address}"
+
+    @property
+    def address(self) -> str:
+        return self._links.address
 
     def events(self) -> list[LinkEvent]:
         events = []

@@ -15,6 +15,7 @@ from agent.core import SOFTWARE, AgentCore
 from agent.head_link import HeadLink, fleet_tokens, open_head_link
 from agent.load import HostLoad, usable_cores
 from agent.node_folder import NodeFolder
+from agent.status_file import StatusFile
 from agent.workers import Workers
 from bus.agent_records import SendToHead
 from bus.ids import ModelName, NodeIdentity
@@ -98,7 +99,9 @@ class Node:
         try:
             core.host_sampled(host.read(clock.now()))
             self._start_workers(workers, core, link, folder)
-            turns = _Turns(loop, core, link, workers, host, self._log)
+            status = StatusFile(folder.path, core, self._log)
+            status.write(link.label, link.address, clock.now())
+            turns = _Turns(loop, core, link, workers, host, status, self._log)
             turns.run(self._config.node.status_interval_s)
             self._log.info("stopping")
         finally:
@@ -141,6 +144,7 @@ class _Turns:
         link: HeadLink,
         workers: Workers,
         host: HostLoad,
+        status: StatusFile,
         log: EventLog,
     ) -> None:
         self._loop = loop
@@ -148,7 +152,10 @@ class _Turns:
         self._link = link
         self._workers = workers
         self._host = host
+        self._status = status
         self._log = log
+        #: Whether something happened that the status file tells.
+        self._changed = False
         self._sample_at = 0.0
         self._sample_every_s = 0.0
 
@@ -162,6 +169,7 @@ class _Turns:
         self._loop.run()
 
     def _sample_host(self, now: float) -> None:
+        self._changed = True  # The link looks elsewhere, too, without an event.
         self._sample_at = now + self._sample_every_s
         self._core.host_sampled(self._host.read(now))
 
@@ -180,11 +188,18 @@ class _Turns:
                     case WorkerIsReady(model=model):
                         self._workers.mark_ready(model)
                     case Note():
+                        self._changed = True
                         self._write(action, now)
         self._link.set_busy(self._core.is_busy)
         self._link.flush(now)
+        if self._changed:
+            self._changed = False
+            self._status.write(self._link.label, self._link.address, now)
 
     def _handle_link(self, event: LinkEvent, now: float) -> None:
+        if not isinstance(event, MessageReceived):
+            self._changed = True
+            self._status.note_link(event, self._link.label, self._link.address)
         match event:
             case LinkUp(peer=peer):
                 self._log.info("link_up", head=peer.name, head_key=peer.fingerprint)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from agent.load import RateMeter
+from bus.agent_status import AgentModel
 from bus.ids import ModelName, WorkerIncarnation
 from bus.messages.link import ModelStatus, WorkerBeat
 from bus.messages.worker import Failed, Ready, WorkerStats
@@ -36,8 +37,12 @@ class ServedModel:
     meter: RateMeter = field(default_factory=RateMeter)
     #: Why the last worker ended; kept until one is ready.
     problem: str = ""
+    #: Code of the error that the last worker named; empty when it just ended.
+    problem_code: str = ""
+    #: Workers that ended since one was last ready.
+    failures: int = 0
     #: What the worker said before it ended.
-    last_words: str = ""
+    last_words: Failed | None = None
 
     def started(self, incarnation: WorkerIncarnation) -> None:
         """A new worker process loads the model."""
@@ -45,18 +50,19 @@ class ServedModel:
         self.incarnation = incarnation
         self.ready = None
         self.stats = WorkerStats()
-        self.last_words = ""
+        self.last_words = None
         self.meter.restart()
 
     def became_ready(self, ready: Ready) -> None:
         """The worker has loaded the model and tried it."""
         self.phase = "ready"
         self.ready = ready
-        self.problem = ""
+        self.problem = self.problem_code = ""
+        self.failures = 0
 
     def said(self, failed: Failed) -> None:
         """The worker says why it is about to end."""
-        self.last_words = failed.message
+        self.last_words = failed
 
     def counted(self, stats: WorkerStats) -> None:
         """The worker's counters of now."""
@@ -69,8 +75,22 @@ class ServedModel:
         self.ready = None
         self.incarnation = NO_WORKER
         self.stats = WorkerStats()
-        self.problem = self.last_words or describe_exit(returncode)
+        said = self.last_words
+        self.problem = said.message if said else describe_exit(returncode)
+        self.problem_code = said.code if said else ""
+        self.failures += 1
         return self.problem
+
+    def local_status(self) -> AgentModel:
+        """What this machine is told."""
+        return AgentModel(
+            name=self.name,
+            phase=self.phase,
+            problem=self.problem,
+            code=self.problem_code,
+            failures=self.failures,
+            device=self.ready.device if self.ready else "",
+        )
 
     def status(self) -> ModelStatus:
         """What the head is told."""

@@ -18,7 +18,7 @@ from bus.transport.clock import now
 from bus.transport.orphan import die_with_parent
 from bus.transport.pipes import WorkerPipe
 
-log = EventLog(__name__)
+log = EventLog("agent.worker")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,7 +74,8 @@ def _serve(options: argparse.Namespace, pipe: WorkerPipe) -> None:
             load_s=load_s,
         )
     )
-    log.info(
+    # The agent tells of it, in the same log.
+    log.debug(
         "worker_ready", model=folder.name, device=runner.target.description, load_s=round(load_s, 3)
     )
     worker.run()

@@ -147,4 +147,7 @@ def _cpu(folder: ModelFolder) -> Target:
 
 
 def _refusal(reason: str) -> StartError:
-    return StartError(f"device cuda can not be used: {reason}; or start with --device cpu")
+    return StartError(
+        f'device cuda can not be used: {reason}; or take another device: "auto" or "cpu" in '
+        "[worker] of agent.toml, or SUPERFLUID_WORKER_DEVICE"
+    )

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from bus.agent_status import AgentStatus, read_agent_status
 from bus.crypto import KeyPair
 from bus.keys import load_or_create_static_key, new_token
 from bus.secret_files import create_secret_file
-from tests.harness.logged_process import LoggedProcess
+from tests.harness.logged_process import LIMIT_S, LoggedProcess
 from tests.harness.models import toy_model_folder
 
 TOKEN = "keys/fleet.token"
@@ -41,12 +44,27 @@ def agent_process(state: Path, *arguments: str) -> LoggedProcess:
     return LoggedProcess("agent", state, *small, *arguments)
 
 
+def await_status(state: Path, condition: Callable[[AgentStatus], bool]) -> AgentStatus:
+    """The agent's status file, once it tells so; it is written just after the log."""
+    until = time.monotonic() + LIMIT_S
+    while True:
+        told = read_agent_status(state / "nodes" / "node-1")
+        if told is not None and condition(told):
+            return told
+        assert time.monotonic() < until, told
+        time.sleep(0.01)
+
+
 def test_it_joins_the_head_of_its_state_folder_and_finds_it_again(state: Path) -> None:
     with agent_process(state) as agent:
         agent.wait_for("started")
         with head_process(state) as head:
             first = head.wait_for("started")["fleet"]
             agent.wait_for("link_up")
+            told = await_status(
+                state, lambda told: told.link.up and told.models[0].phase == "ready"
+            )
+            assert (told.pid, told.link.up, told.link.address) == (agent.pid, True, first)
             head.signal(signal.SIGKILL)
             head.wait()
         agent.wait_for("link_down")
@@ -81,6 +99,9 @@ def test_a_wrong_token_is_named_once_and_tried_again(state: Path, tmp_path: Path
             assert f"{other}/{TOKEN}" in refused["why"]
             assert "copy the head's token file" in refused["why"]
             agent.wait_for("worker_ready")
+            told = await_status(other, lambda status: status.link.code != "")
+            assert (told.pid, told.link.code, told.link.up) == (agent.pid, "token_refused", False)
+            assert (told.link.address, told.link.reason) == (address, refused["why"])
             agent.signal(signal.SIGTERM)
             assert agent.wait() == 0
             assert sum('"link_token_refused"' in line for line in agent.lines) == 1

@@ -305,4 +305,4 @@ def test_a_kv_budget_too_small_fails_with_the_remedy(folder: Path, run_dir: Path
 def test_cuda_without_a_gpu_fails_with_the_remedy(folder: Path, run_dir: Path) -> None:
     failed = failure(folder, run_dir, "--device", "cuda")
     assert failed.code == "start_failed"
-    assert "--device cpu" in failed.message
+    assert "SUPERFLUID_WORKER_DEVICE" in failed.message

@@ -53,7 +53,7 @@ def test_auto_takes_the_cpu_without_a_gpu_or_without_its_graph(folder: ModelFold
 
 
 def test_cuda_without_a_gpu_says_why_and_what_to_do(folder: ModelFolder) -> None:
-    with pytest.raises(StartError, match=r"no NVIDIA driver.*--device cpu"):
+    with pytest.raises(StartError, match=r"no NVIDIA driver.*SUPERFLUID_WORKER_DEVICE"):
         choose_target(folder, "cuda", no_gpu)
     with pytest.raises(StartError, match=r"no float16 graph.*import it again"):
         choose_target(without_float16(folder), "cuda", one_gpu)
