@@ -171,7 +171,7 @@ def test_l9_a_wall_clock_that_jumps_moves_no_lease_timer_or_rate() -> None:
 def test_l12_a_head_that_is_stalled_for_more_than_1024_tokens_gets_all_in_order() -> None:
     fleet = MemoryFleet(nodes=2, policy=CorePolicy(runs=RunPolicy(lease_s=300.0)))
     fleet.run(1.0)
-    stream = fleet.generate("stalled", 3000, credit=4096)
+    stream = fleet.generate("stalled", 1600, credit=4096)
     fleet.run_until(lambda: len(stream.tokens) > 20)
     node = next(node for node in fleet.nodes if node.worker and node.worker.running)
     (sequence,) = node.worker.running.values()  # type: ignore[union-attr]
@@ -182,7 +182,7 @@ def test_l12_a_head_that_is_stalled_for_more_than_1024_tokens_gets_all_in_order(
     # The node stops well within its window; of what it keeps nothing is dropped.
     assert sequence.made - len(stream.tokens) <= 1024
     fleet.finish(stream, limit_s=1000)
-    check_complete(stream, "stalled", 3000)
+    check_complete(stream, "stalled", 1600)
     fleet.run(200.0)
     check_idle(fleet)
 
