@@ -112,6 +112,10 @@ class Acceptor:
             if slot.link:
                 yield address, slot.link
 
+    def admitted(self) -> set[bytes]:
+        """Addresses whose Hello verified: with a link, or a handshake under way."""
+        return set(self._slots)
+
     @property
     def half_open(self) -> int:
         return sum(slot.half_open is not None for slot in self._slots.values())

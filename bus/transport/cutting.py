@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 
 _CREDENTIALS_BYTES = 12  # struct ucred: pid, uid, gid
+_RECEIVED = struct.Struct("=Q")
+_RECEIVED_OFFSET = 128
 
 
 def peer_of(fd: int) -> bytes | None:
@@ -41,6 +44,28 @@ def cut(fd: int, peer: bytes) -> bool:
         except OSError:
             return False
         return True
+
+
+def bytes_received(fd: int, peer: bytes) -> int | None:
+    """Bytes that a TCP peer sent over its connection; None for another kind, or another peer.
+
+    Source: struct tcp_info of linux/tcp.h, `tcpi_bytes_received`, since Linux 4.1.
+    """
+    duplicate = _duplicate(fd)
+    if duplicate is None:
+        return None
+    with duplicate:
+        if duplicate.family == socket.AF_UNIX or _peer(duplicate) != peer:
+            return None
+        try:
+            info = duplicate.getsockopt(
+                socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_OFFSET + _RECEIVED.size
+            )
+        except OSError:
+            return None
+        if len(info) < _RECEIVED_OFFSET + _RECEIVED.size:
+            return None
+        return int(_RECEIVED.unpack_from(info, _RECEIVED_OFFSET)[0])
 
 
 def _duplicate(fd: int) -> socket.socket | None:

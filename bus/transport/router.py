@@ -13,23 +13,19 @@ from typing import Any
 import zmq
 
 from bus.acceptor import Acceptor
-from bus.link import LinkEvent, PeerRefused
+from bus.link import LinkEvent
 from bus.transport import clock
 from bus.transport.addresses import Binding, shared_context
 from bus.transport.connections import ConnectionTable
-from bus.transport.cutting import cut, peer_of
 from bus.transport.link_options import GOODBYE_LINGER_MS, configure_router
 from bus.transport.loop import Loop
 from bus.transport.monitor import (
-    ConnectionEvent,
-    Happening,
     SocketMonitor,
     source_fd,
     source_host,
 )
+from bus.transport.strangers import Strangers
 
-#: Connections that have not made a link, beside the handshakes under way; the oldest is cut first.
-MAX_STRANGERS = 64
 #: Frames read at one go, before the loop sees to others.
 MAX_BATCH = 256
 _ENDED = "it ended, or the network between did"
@@ -63,17 +59,12 @@ class RouterLinks:
         self.acceptor = acceptor
         self._now = now
         self._table = ConnectionTable()
-        #: By connection number: who was there when it was accepted.
-        self._peer_at: dict[int, bytes] = {}
-        #: By connection number, the oldest first: when one was accepted that has said nothing yet.
-        self._silent: dict[int, float] = {}
+        self._strangers = Strangers(self._table)
         self._refused: list[tuple[bytes, LinkEvent]] = []
         #: By return address: the host it came from, which failed handshakes are counted by.
         self._host_of: dict[bytes, bytes] = {}
         #: Addresses whose connection ended, while frames of theirs may still be unread.
         self._ending: list[bytes] = []
-        #: A connection came since the strangers were last counted.
-        self._accepted = False
         self._loop: Loop | None = None
         self._router = shared_context().socket(zmq.ROUTER)
         configure_router(self._router)
@@ -96,7 +87,7 @@ class RouterLinks:
         loop.add_reader(self._monitor.readable, self.pump)
         loop.add_reader(self._router, self.pump)
         loop.add_timer_source(self.acceptor.next_timeout, self.acceptor.handle_timeout)
-        loop.add_timer_source(self._next_silent, self._cut_silent)
+        loop.add_timer_source(self._strangers.next_timeout, self._check_strangers)
 
     def events(self) -> list[tuple[bytes, LinkEvent]]:
         """What happened since the last call: `(return address, event)`, in order.
@@ -123,10 +114,7 @@ class RouterLinks:
 
     def cut(self, address: bytes) -> bool:
         """End the connection behind an address at once, without a word; False when it has gone."""
-        number, fd = self._table.number_of(address), self._table.fd_of(address)
-        if number is None or fd is None or number not in self._peer_at:
-            return False
-        return cut(fd, self._peer_at[number])
+        return self._strangers.cut(address)
 
     def pump(self) -> None:
         """Take in connection events and frames."""
@@ -138,7 +126,6 @@ class RouterLinks:
                 self._end_connections()
                 break
             self._receive(address)
-        self._limit_strangers()
 
     def flush(self, now: float) -> None:
         """Hand frames to the socket until there are none, or it takes none."""
@@ -157,7 +144,7 @@ class RouterLinks:
             self._loop.remove_reader(self._router)
             self._loop.remove_reader(self._monitor.readable)
             self._loop.remove_timer_source(self.acceptor.handle_timeout)
-            self._loop.remove_timer_source(self._cut_silent)
+            self._loop.remove_timer_source(self._check_strangers)
         self._monitor.close()
         self._router.close(GOODBYE_LINGER_MS)
         self._binding.close()
@@ -170,20 +157,7 @@ class RouterLinks:
             return
         gone = self._table.apply(events)
         self._ending += gone
-        self._note_peers(events)
-
-    def _note_peers(self, events: list[ConnectionEvent]) -> None:
-        open_numbers = {number: fd for number, fd, _ in self._table.connections()}
-        for number in self._peer_at.keys() - open_numbers.keys():
-            del self._peer_at[number]
-        for number in self._silent.keys() - open_numbers.keys():
-            del self._silent[number]
-        accepted = {event.value for event in events if event.happening is Happening.ACCEPTED}
-        self._accepted = self._accepted or bool(accepted)
-        for number, fd in open_numbers.items():
-            if fd in accepted and number not in self._peer_at and (peer := peer_of(fd)):
-                self._peer_at[number] = peer
-                self._silent[number] = self._now()
+        self._strangers.note(events, self._now())
 
     def _receive(self, address: bytes) -> None:
         if address in self._table:
@@ -206,7 +180,7 @@ class RouterLinks:
         if not self._table.place(address, source_fd(frame)):
             self._ending.append(address)
             return
-        self._silent.pop(self._table.number_of(address) or 0, None)
+        self._strangers.spoke(address)
         if self.address.startswith("tcp:") and (host := source_host(frame)):
             self._host_of[address] = host.encode()
 
@@ -230,32 +204,8 @@ class RouterLinks:
             if self._loop is not None:
                 self._loop.wakeup()  # The owner took this turn's events already.
 
-    def _next_silent(self) -> float | None:
-        since = next(iter(self._silent.values()), None)
-        return None if since is None else since + self.acceptor.limits.handshake_s
-
-    def _cut_silent(self, now: float) -> None:
-        """End connections over which nothing came within the time for a handshake."""
-        limit_s = self.acceptor.limits.handshake_s
-        late = {number for number, since in self._silent.items() if since + limit_s <= now}
-        for number, fd, _ in list(self._table.connections()):
-            if number in late and number in self._peer_at:
-                cut(fd, self._peer_at.pop(number))
-        for number in late:
-            del self._silent[number]
-            text = f"a peer connected and said nothing for {limit_s:g} s; it was cut off"
-            self._refused.append((b"", PeerRefused("handshake_timeout", text)))
-
-    def _limit_strangers(self) -> None:
-        if not self._accepted or len(self._table) <= MAX_STRANGERS:
-            return
-        self._accepted = False
-        linked = {address for address, _ in self.acceptor.links()}
-        strangers = [
-            (number, fd)
-            for number, fd, addresses in self._table.connections()
-            if number in self._peer_at and linked.isdisjoint(addresses)
-        ]
-        excess = len(strangers) - self.acceptor.half_open - MAX_STRANGERS
-        for number, fd in strangers[: max(0, excess)]:
-            cut(fd, self._peer_at.pop(number))
+    def _check_strangers(self, now: float) -> None:
+        admitted = self.acceptor.admitted()
+        silence_s = self.acceptor.limits.handshake_s
+        for event in self._strangers.check(now, admitted, silence_s):
+            self._refused.append((b"", event))

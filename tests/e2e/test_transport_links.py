@@ -24,7 +24,8 @@ from bus.ids import CommandId, Epoch, NodeIdentity, PackedIds, SessionId
 from bus.keys import FleetToken, new_token, parse_token
 from bus.link import LinkDown, LinkIdentity, LinkLimits, LinkUp, MessageReceived, PeerRefused
 from bus.messages.link import AppendContent, HeadConfirm, NodeConfirm
-from bus.transport import clock, dealer, link_options, router
+from bus.transport import clock, dealer, link_options
+from bus.transport import strangers as strangers_module
 from bus.transport.dealer import DealerLink
 from bus.transport.loop import Loop
 from bus.transport.router import RouterLinks
@@ -363,7 +364,7 @@ def test_peers_that_speak_the_first_zmtp_do_no_harm(tmp_path: Path) -> None:
 def test_strangers_beyond_the_limit_are_cut_the_oldest_first(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router, "MAX_STRANGERS", 5)
+    monkeypatch.setattr(strangers_module, "MAX_STRANGERS", 5)
     head = stage.head()
     node = stage.node(head.links.address)
     stage.until(lambda: node.link.is_up)
@@ -382,6 +383,36 @@ def test_strangers_beyond_the_limit_are_cut_the_oldest_first(
     assert node.link.is_up
     for stranger in strangers:
         stranger.close()
+
+
+def test_a_stranger_s_endless_message_of_many_parts_is_cut_before_it_fills_memory() -> None:
+    stage = Stage("tcp://127.0.0.1:0")
+    head = stage.head()
+    host, port = head.links.address.removeprefix("tcp://").split(":")
+    with plain_socket.create_connection((host, int(port))) as stranger:
+        greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+        ready = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER"
+        stranger.sendall(greeting + b"\x04" + bytes([len(ready)]) + ready)
+        size = link_options.MAX_FRAME_BYTES // 2
+        part = b"\x03" + size.to_bytes(8, "big") + bytes(size)
+        stranger.setblocking(False)
+        sent = 0
+
+        def refused() -> bool:
+            nonlocal sent
+            try:
+                sent += stranger.send(part)
+            except BlockingIOError:
+                return False
+            except (BrokenPipeError, ConnectionResetError):
+                return True
+            return False
+
+        stage.until(refused)
+        assert sent < 64 * 1024 * 1024
+        node = stage.node(head.links.address)
+        stage.until(lambda: node.link.is_up)
+    stage.close()
 
 
 def _is_closed(connection: plain_socket.socket) -> bool:
