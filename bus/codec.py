@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 import msgpack
 
-from bus.errors import DecodeError, Invalid
+from bus.errors import DecodeError, Internal, Invalid
 from bus.fields import (
     Convert,
     FieldError,
@@ -218,9 +218,17 @@ class Codec:
         return self._priorities[type(message)]
 
     def encode(self, message: object) -> bytes:
-        """The bytes of a message."""
+        """The bytes of a message.
+
+        Raises:
+            Internal: a field has a value that no message can carry; a fault of the caller.
+        """
         tag = self._tags[type(message)]
-        packed: bytes = msgpack.packb([tag, *self._by_tag[tag].encode(message)])
+        try:
+            packed: bytes = msgpack.packb([tag, *self._by_tag[tag].encode(message)])
+        except (OverflowError, ValueError, TypeError) as error:
+            name = type(message).__name__
+            raise Internal(f"a {self.name} message {name} can not be encoded: {error}") from None
         return packed
 
     def decode(self, data: bytes) -> Any | None:

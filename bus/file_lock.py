@@ -28,12 +28,19 @@ class FileLock:
 
     Raises:
         LockHeld: another holder has it.
+        StartError: the file can not be opened.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(path, flags, 0o600)
+        try:
+            descriptor = os.open(path, flags, 0o600)
+        except OSError as error:
+            raise StartError(
+                f"can not open the lock {path}: {error.strerror}; see that its folder can be "
+                "written to"
+            ) from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

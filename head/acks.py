@@ -14,6 +14,8 @@ from head.outbox import Outbox
 
 #: Far less than it takes a stream to fill the node's window of 1,024 events; see also `urgent`.
 MAX_DELAY_S = 0.25
+#: Marks of one acknowledgement; what the message allows.
+MAX_MARKS = 4096
 
 
 class AckDesk:
@@ -49,10 +51,9 @@ class AckDesk:
             self._flush(link)
 
     def _flush(self, link: LinkKey) -> None:
-        pending = self._pending.pop(link, {})
-        if pending:
-            marks = tuple(
-                Watermark(generation=generation, committed=watermark)
-                for generation, watermark in pending.items()
-            )
-            self._outbox.send(link, WatermarkAck(watermarks=marks))
+        marks = tuple(
+            Watermark(generation=generation, committed=watermark)
+            for generation, watermark in self._pending.pop(link, {}).items()
+        )
+        for first in range(0, len(marks), MAX_MARKS):
+            self._outbox.send(link, WatermarkAck(watermarks=marks[first : first + MAX_MARKS]))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgpack
 
 from bus.codec import to_map
-from bus.errors import NotFound, RateLimited, SuperfluidError
+from bus.errors import Invalid, NotFound, RateLimited, SuperfluidError
 from bus.ids import RequestId, SessionId
 from head.answers import ENDED, Answer, Subscription
 from head.effects import ClientKey
@@ -61,9 +61,12 @@ class AnswerBook:
         """Add a reader; it gets what is there already by the next pump.
 
         Raises:
+            Invalid: its id names an open request of the client.
             RateLimited: the client has as many open requests as it may.
         """
         requests = self._open.setdefault(subscription.client, {})
+        if subscription.request in requests:
+            raise Invalid("id names an open request already; choose another", param="id")
         if len(requests) >= MAX_OPEN_REQUESTS:
             raise RateLimited(
                 f"{len(requests)} requests of this connection are open, which is all it may have; "

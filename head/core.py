@@ -15,7 +15,14 @@ from typing import Any
 import msgpack
 
 from bus.codec import from_map
-from bus.errors import DecodeError, NodeLost, SuperfluidError, error_from_dict
+from bus.errors import (
+    DecodeError,
+    Invalid,
+    NodeLost,
+    StoreCorrupt,
+    SuperfluidError,
+    error_from_dict,
+)
 from bus.ids import (
     BootCounter,
     ModelName,
@@ -258,7 +265,13 @@ class HeadCore:
         self._timers.at(now + PURGE_EVERY_S, self._purge)
 
     def _restore(self, stored: StoredAnswer, now: float) -> None:
-        answer = _answer_from(stored, self.book, now)
+        try:
+            answer = _answer_from(stored, self.book, now)
+        except (ValueError, TypeError, KeyError, Invalid) as damage:
+            raise StoreCorrupt(
+                f"answer {stored.answer} in the head's store can not be read ({damage}); put a "
+                "copy of the store in its place, or move it away to begin with an empty one"
+            ) from None
         self.book.add(answer)
         if stored.state == FINISHED:
             return
@@ -276,6 +289,8 @@ class HeadCore:
         """An answer that waited when the head ended waits again, once nodes may have joined."""
 
         def later(at: float) -> None:
+            if answer.ended:
+                return
             try:
                 self.runs.waiting.add(answer, at)
             except SuperfluidError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bus.acceptor import Acceptor
 from bus.endpoint import Endpoint
-from bus.errors import ConfigInvalid
+from bus.errors import ConfigInvalid, SuperfluidError
 from bus.ids import NodeIdentity
 from bus.keys import (
     INSECURE_TOKEN,
@@ -109,14 +109,21 @@ class FleetLinks:
             self._deliver(core, place, event, now)
 
     def send(self, link: LinkKey, message: object) -> None:
-        """Queue a message; one for a link that is gone is passed over, the core hears of that."""
+        """Queue a message; one for a link that is gone is passed over, the core hears of that.
+
+        One that can not be encoded ends its link and nothing else.
+        """
         place = self._places.get(link)
         if place is None:
             return
-        if place.dealer is not None:
-            place.dealer.send(message)
-        elif self._router is not None:
-            self._router.send(place.address, message)
+        try:
+            if place.dealer is not None:
+                place.dealer.send(message)
+            elif self._router is not None:
+                self._router.send(place.address, message)
+        except SuperfluidError as error:
+            self._log.error("message_not_sent", link=link, why=error.message)
+            self.close_link(link, "a message to this node could not be made; see the head's log")
 
     def close_link(self, link: LinkKey, reason: str) -> None:
         """End a link whose peer broke the protocol."""

@@ -184,6 +184,8 @@ def _window(candidate: Candidate, request: PlacementRequest) -> str:
 
 def _room(candidate: Candidate) -> str:
     model = candidate.model
+    if not model.lanes_total:
+        return "has no lanes"
     if model.in_flight >= model.lanes_total + LANES_AHEAD:
         return f"has no room: {model.in_flight} generations on {model.lanes_total} lanes"
     return ""

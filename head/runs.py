@@ -162,7 +162,7 @@ class Runs:
                 self._book.end(answer, "expired", at)
 
         due = answer.accepted_s + answer.wall_ms / 1000 + self._policy.grace_s
-        self._timers.at(max(due, now), give_up)
+        answer.budget_timer = self._timers.at(max(due, now), give_up)
 
     # --- what nodes say -----------------------------------------------------------------------
 
@@ -189,6 +189,7 @@ class Runs:
         if receipt.verdict is Verdict.FRESH:
             if len(answer.tokens) + count_ids(receipt.ids) > answer.max_new:
                 self._lose(answer, f"node {answer.node} made more tokens than were asked for", now)
+                self._outbox.close_link(link, "it made more tokens than were asked for")
                 return
             self._take_tokens(answer, run.generation, receipt.ids, now)
             if receipt.finish is not None:
@@ -212,8 +213,7 @@ class Runs:
         )
 
     def _finished(self, answer: Answer, finish: Finish, now: float) -> None:
-        answer.prompt_tokens = finish.usage.prompt_tokens
-        answer.cached_tokens = finish.usage.cached_tokens
+        answer.cached_tokens = min(finish.usage.cached_tokens, answer.prompt_tokens)
         self._leave(answer, "finished", now)
         name = FINISH_NAMES.get(finish.reason)
         if name is not None:
@@ -327,6 +327,7 @@ class Runs:
             return
         link, session = answer.session_link
         answer.session_link = None
+        self._timers.cancel(answer.budget_timer)
         if session.generation is not None:
             self._running.pop(session.generation, None)
             self._fleet.release(answer.node, session.generation)

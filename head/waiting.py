@@ -98,10 +98,11 @@ class WaitingLine:
         if answer.stage == QUEUED:
             self._announce_queued(answer, queue)
             if answer.wall_ms:
-                self._timers.at(expires_s, lambda at: self._expire(queue, at))
+                answer.budget_timer = self._timers.at(expires_s, lambda at: self._expire(queue, at))
 
     def remove(self, answer: Answer) -> None:
         """Take an answer out that ends for another reason."""
+        self._timers.cancel(answer.budget_timer)
         queue = self._queues.get(answer.model)
         if queue is not None:
             queue.remove(answer.id)
@@ -139,9 +140,10 @@ class WaitingLine:
             placement = self._place(answer, now)
             if placement.node is not None:
                 queue.take(entry.answer, now)
+                self._timers.cancel(answer.budget_timer)
                 self._start(answer, placement.node, now)
             elif placement.error is not None and not self._may_wait(answer, placement.error, now):
-                queue.remove(entry.answer)
+                self.remove(answer)
                 self._book.end(answer, "error", now, self._no_place(answer, placement))
             elif not self._fleet.has_room(model):
                 return

@@ -150,7 +150,7 @@ class TokenRun:
     session: SessionId
     epoch: Epoch
     generation: GenerationId
-    first_seq: int
+    first_seq: Annotated[int, Range(0, 2**40)]
     ids: PackedIds = PackedIds(b"")
     finish: Finish | None = None
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from bus.ids import Epoch, GenerationId, ModelName, NodeIdentity, pack_ids
+from bus.errors import StoreCorrupt
+from bus.ids import Epoch, GenerationId, ModelName, NodeIdentity, SessionId, pack_ids
 from bus.messages.api import MARK, encode_body
 from bus.messages.link import (
     Declined,
@@ -22,22 +24,46 @@ from bus.messages.link import (
     SessionRevoke,
     TokenEvents,
     TokenRun,
+    Usage,
     WatermarkAck,
 )
 from head.core import CorePolicy, HeadCore
 from head.effects import Reply, SendLink, TextJob
-from head.rows import StoredState
+from head.rows import StoredAnswer, StoredState
 from tests.harness.memory_parts import DIGEST, text_reply
 
 CLIENT = b"c"
+OPTIONS = encode_body(
+    {"sampling": {}, "max_new": 4, "wall_ms": 0, "qos": 0, "exact": False},
+)
 TOY = ModelName("toy")
+ADMITTED_ANSWER = StoredAnswer(
+    answer=5,
+    session=SessionId("s"),
+    owner="local",
+    key="k",
+    model=TOY,
+    prompt=pack_ids(b"hi"),
+    options=OPTIONS,
+    on_disconnect="keep",
+    created_wall_s=1e9,
+    state="admitted",
+    tokens=pack_ids(()),
+    finish="",
+    error=b"",
+    prompt_tokens=0,
+    cached_tokens=0,
+    finished_wall_s=0.0,
+    generation=None,
+    node=None,
+)
 
 
 class Bench:
     """A core whose effects are taken at once; `links` and `replies` keep what came out."""
 
-    def __init__(self) -> None:
-        stored = StoredState(boot=3, head_id="h", answers=())
+    def __init__(self, *answers: StoredAnswer) -> None:
+        stored = StoredState(boot=3, head_id="h", answers=answers)
         self.core = HeadCore(CorePolicy(), stored, entropy=bytes, now=0.0, wall_s=1e9)
         self.now = 0.0
         self.sent: list[tuple[int, Any]] = []
@@ -312,3 +338,64 @@ def test_node_that_said_goodbye_has_left_and_one_that_did_not_is_down(bench: Ben
     assert states == {"n1": "left", "n2": "down"}
     bench.node(3, "n1")
     assert [node.state for node in bench.core.fleet.nodes] == ["up", "down"]
+
+
+@pytest.mark.parametrize("budget", [2**64 - 1, -1, 1.5, "soon"])
+def test_wall_budget_that_no_message_carries_is_refused(bench: Bench, budget: object) -> None:
+    body = {"op": "generate", "id": b"r", "model": TOY, "prompt": "hi", "max_wall_ms": budget}
+    bench.core.client_request(CLIENT, [MARK, encode_body(body)], 0.0)
+    bench.settle()
+    assert bench.replies[-1]["error"]["param"] == "max_wall_ms"
+
+
+def test_two_requests_of_one_id_before_the_tokenizer_is_known(bench: Bench) -> None:
+    bench.ask(key="k")
+    attach = {"op": "attach", "id": b"twice", "key": "k"}
+    for _ in range(2):
+        bench.core.client_request(CLIENT, [MARK, encode_body(attach)], 0.0)
+    bench.settle()
+    errors = [reply for reply in bench.replies if reply["kind"] == "error"]
+    assert [error["error"]["param"] for error in errors] == ["id"]
+
+
+def test_usage_of_the_prompt_is_the_head_s_own_count(bench: Bench) -> None:
+    request = bench.ask()
+    usage = Usage(prompt_tokens=2**32 - 1, cached_tokens=2**32 - 1)
+    events = run(request, 0, 65, finish="eos")
+    ended = replace(events.runs[0], finish=Finish(reason="eos", usage=usage))
+    bench.hear(1, TokenEvents(runs=(ended,)))
+    assert bench.replies[-1]["usage"] == {
+        "prompt": 2,
+        "cached": 2,
+        "completion": 1,
+        "replayed": 0,
+    }
+
+
+def test_no_timer_is_left_of_an_ended_request_with_a_wall_budget(bench: Bench) -> None:
+    request = bench.ask(max_wall_ms=10**9)
+    bench.hear(1, run(request, 0, 65, finish="eos"))
+    bench.wait(11.0)
+    due = bench.core.next_timeout()
+    assert due is not None
+    assert due < bench.now + 60
+
+
+def test_cancelled_answer_stays_cancelled_when_its_restart_timer_fires() -> None:
+    bench = Bench(ADMITTED_ANSWER)
+    bench.node(1)
+    for op, rest in (("attach", {"key": "k"}), ("cancel", {"about": b"attach"})):
+        body = {"op": op, "id": op.encode(), **rest}
+        bench.core.client_request(CLIENT, [MARK, encode_body(body)], bench.now)
+        bench.settle()
+    bench.wait(20.0)
+    assert not any(isinstance(message, GenerateReq) for _, message in bench.sent)
+    again = {"op": "attach", "id": b"again", "key": "k"}
+    bench.core.client_request(CLIENT, [MARK, encode_body(again)], bench.now)
+    bench.settle()
+    assert bench.replies[-1]["finish"] == "cancelled"
+
+
+def test_damaged_row_is_a_corrupt_store() -> None:
+    with pytest.raises(StoreCorrupt, match="answer 5"):
+        Bench(replace(ADMITTED_ANSWER, state="finished", options=b"\xc1"))
