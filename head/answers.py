@@ -73,6 +73,8 @@ class Answer:
     #: Nodes that could not take it just now; they are asked again after a moment.
     resting: dict[NodeIdentity, str] = field(default_factory=dict)
     rests: int = 0
+    #: Its job at a text process, while it is being prepared.
+    text_job: int | None = None
     #: The timer of its wall budget, while it waits or runs.
     budget_timer: int | None = None
     subscriptions: list[Subscription] = field(default_factory=list)

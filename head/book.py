@@ -141,6 +141,9 @@ class AnswerBook:
         """The one end of an answer; its readers get it after their last token."""
         if answer.ended:
             return
+        if answer.text_job is not None:
+            self._texts.drop(answer.text_job)
+            answer.text_job = None
         answer.stage = ENDED
         answer.finish = finish
         answer.error = error

@@ -60,6 +60,7 @@ from head.api import Api
 from head.book import AnswerBook
 from head.effects import ClientKey, Effects, LinkKey, Reply
 from head.fleet import Fleet
+from head.operation import ApiRequest
 from head.outbox import Outbox
 from head.rows import ADMITTED, FINISHED, PutPeer, StoredAnswer, StoredState
 from head.runs import RunPolicy, Runs
@@ -134,7 +135,7 @@ class HeadCore:
             body = decode_body(frames)
             request = readable_id(body)
             envelope = read_envelope(body)
-            self._api.handle(client, envelope, body, now)
+            self._api.handle(ApiRequest(client, envelope, body), now)
         except DecodeError as error:
             self.outbox.reply(_undecodable(client, error))
         except SuperfluidError as error:
@@ -142,6 +143,7 @@ class HeadCore:
 
     def client_gone(self, client: ClientKey, now: float) -> None:
         """A client's connection ended: what it alone read is cancelled after a grace."""
+        self.texts.client_gone(client)
         for answer in self.book.client_gone(client):
             if not answer.keep and not answer.ended:
                 due = now + self._policy.disconnect_grace_s

@@ -43,9 +43,17 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextJob:
-    """A message of bus/messages/text.py for a text process."""
+    """A message of bus/messages/text.py for a text process; clients take turns."""
 
     message: object
+    client: ClientKey = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropText:
+    """Nobody waits for this text job any more."""
+
+    job: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +64,7 @@ class CloseLink:
     reason: str
 
 
-Output = SendLink | Reply | TextJob | CloseLink
+Output = SendLink | Reply | TextJob | DropText | CloseLink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

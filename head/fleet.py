@@ -136,6 +136,15 @@ class Fleet:
             for node in self.nodes
         )
 
+    def largest_window(self, model: ModelName) -> int:
+        """The longest context that a node that is up serves; 0 when one does not say."""
+        windows = [
+            status.window_tokens
+            for node in self.nodes
+            if node.up and (status := node.models.get(model)) and status.phase == "ready"
+        ]
+        return max(windows) if windows and all(windows) else 0
+
     def has_room(self, model: ModelName) -> bool:
         """Whether any node that serves the model has fewer generations than it may have."""
         return any(

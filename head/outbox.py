@@ -6,7 +6,9 @@ Every output of a round waits for the rows of that round: simple, and never too 
 from __future__ import annotations
 
 from head.effects import (
+    ClientKey,
     CloseLink,
+    DropText,
     Effects,
     LinkKey,
     Output,
@@ -39,8 +41,11 @@ class Outbox:
     def reply(self, *replies: Reply | None) -> None:
         self._outputs.extend(reply for reply in replies if reply is not None)
 
-    def text_job(self, message: object) -> None:
-        self._outputs.append(TextJob(message=message))
+    def text_job(self, message: object, client: ClientKey) -> None:
+        self._outputs.append(TextJob(message=message, client=client))
+
+    def drop_text(self, job: int) -> None:
+        self._outputs.append(DropText(job=job))
 
     def drain(self) -> Effects:
         """The round's effects, in order."""

@@ -22,7 +22,7 @@ from bus.transport.pool import ProcessPool
 from bus.version import __version__
 from head.config import HeadConfig
 from head.core import HeadCore
-from head.effects import ClientKey, CloseLink, Output, Reply, SendLink, TextJob
+from head.effects import ClientKey, CloseLink, DropText, Output, Reply, SendLink, TextJob
 from head.gate import OutputGate
 from head.links import FleetLinks
 from head.model_folders import find_folders
@@ -161,8 +161,10 @@ class HeadServer:
                     self._links.send(link, message)
                 case Reply(client=client, body=body):
                     self._reply(client, [MARK, encode_body(body)])
-                case TextJob(message=job):
-                    self._texts.submit(job)
+                case TextJob(message=job, client=client):
+                    self._texts.submit(client, job)
+                case DropText(job=number):
+                    self._texts.drop(number)
                 case CloseLink(link=link, reason=reason):
                     self._log.warning("link_closed", link=link, reason=reason)
                     self._links.close_link(link, reason)

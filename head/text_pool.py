@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ from bus.errors import DecodeError
 from bus.messages.text import TEXT, TextFailed, TextReady
 from bus.transport.child import ChildSpec
 from bus.transport.pool import ChildExited, ChildMessage, ProcessPool
+from head.effects import ClientKey
+from head.fair_line import FairLine
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class TextPool:
         self, pool: ProcessPool, processes: int, arguments: tuple[str, ...], log_path: Path
     ) -> None:
         self._pool = pool
-        self._waiting: deque[Any] = deque()
+        self._waiting: FairLine[Any] = FairLine()
         self._free: list[str] = []
         self._in_flight: dict[str, Any] = {}
         for number in range(1, processes + 1):
@@ -49,10 +50,14 @@ class TextPool:
         """Whether any process is up."""
         return bool(self._free or self._in_flight)
 
-    def submit(self, job: object) -> None:
-        """Put a message of bus/messages/text.py in line."""
-        self._waiting.append(job)
+    def submit(self, client: ClientKey, job: object) -> None:
+        """Put a message of bus/messages/text.py in line; clients take turns."""
+        self._waiting.push(client, job)
         self._hand_out()
+
+    def drop(self, number: int) -> None:
+        """Forget a job that still waits; one that a process has is let finish."""
+        self._waiting.remove_if(lambda job: job.job == number)
 
     def replies(self) -> list[object]:
         """What came back since the last call, deaths as `TextFailed`."""
@@ -93,22 +98,28 @@ class TextPool:
             found.append(_death(job.job, event.returncode))
 
     def _hand_out(self) -> None:
-        while self._waiting and self._free:
+        while self._free and (first := self._waiting.pop()) is not None:
+            client, job = first
             slot = self._free.pop()
-            job = self._waiting.popleft()
             self._in_flight[slot] = job
             if not self._pool.send(slot, TEXT.encode(job)):
                 # It ended a moment ago; its exit is on the way and will bring the next process.
                 del self._in_flight[slot]
-                self._waiting.appendleft(job)
+                self._waiting.put_back(client, job)
 
 
 def _death(job: int, returncode: int) -> TextFailed:
-    over_cpu = -returncode in (signal.SIGXCPU, signal.SIGKILL)
-    what = "took more CPU time than one text may" if over_cpu else f"ended with {returncode}"
+    """What a process's end means for its job; limits end it by signals (bus/text/process.py)."""
+    number = -returncode
+    if number in (signal.SIGXCPU, signal.SIGKILL):
+        code, what = "too_large", "took more CPU time than one text may"
+    elif number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS):
+        code, what = "too_large", "took more memory than one text may"
+    else:
+        code, what = "internal", f"ended with {returncode}"
     return TextFailed(
         job=job,
-        code="invalid" if over_cpu else "internal",
+        code=code,
         message=f"the text process {what}; send a shorter or simpler text",
-        param="prompt" if over_cpu else "",
+        param="prompt" if code == "too_large" else "",
     )

@@ -7,6 +7,7 @@ its own loop, the bytes of each token, comes once per model with `Described`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from bus.errors import (
     ERROR_TABLE,
@@ -19,14 +20,27 @@ from bus.errors import (
 from bus.ids import ModelName
 from bus.messages.text import Describe, Described, TextFailed
 from bus.text.detokenizer import Detokenizer
+from head.effects import ClientKey
 from head.outbox import Outbox
 
-#: Jobs that may wait at the text processes; more are refused with a hint to come back.
+#: What may wait at the text processes, and of it what one client may have; more is refused with a
+#: hint to come back.
 MAX_PENDING_JOBS = 1024
+MAX_PENDING_BYTES = 64 * 1024 * 1024
+MAX_CLIENT_BYTES = 16 * 1024 * 1024
 
 Reply = object
 Continue = Callable[[Reply | SuperfluidError, float], None]
 MakeJob = Callable[[int, str], object]
+
+
+@dataclass(slots=True)
+class _Job:
+    then: Continue
+    client: ClientKey
+    size_bytes: int
+    #: Its reply is for the client's connection alone.
+    until_gone: bool = False
 
 
 class TextDesk:
@@ -36,9 +50,12 @@ class TextDesk:
         self._outbox = outbox
         self._folders: dict[ModelName, str] = {}
         self._described: dict[ModelName, Described] = {}
+        #: Bytes of each model's longest token.
+        self._longest: dict[ModelName, int] = {}
         self._failed: dict[ModelName, SuperfluidError] = {}
         self._waiting: dict[ModelName, list[Continue]] = {}
-        self._jobs: dict[int, Continue] = {}
+        self._jobs: dict[int, _Job] = {}
+        self._pending_bytes: dict[ClientKey, int] = {}
         self._last_job = 0
 
     @property
@@ -57,6 +74,7 @@ class TextDesk:
         """The models folder was read: describe new models, forget those that are gone."""
         for model in [m for m, path in self._folders.items() if folders.get(m) != path]:
             self._described.pop(model, None)
+            self._longest.pop(model, None)
             self._failed.pop(model, None)
             del self._folders[model]
         for model in folders.keys() - self._folders.keys():
@@ -91,29 +109,84 @@ class TextDesk:
         else:
             self._waiting.setdefault(model, []).append(then)
 
-    def submit(self, model: ModelName, make_job: MakeJob, then: Continue) -> None:
+    def submit(
+        self,
+        model: ModelName,
+        make_job: MakeJob,
+        then: Continue,
+        *,
+        client: ClientKey,
+        size_bytes: int,
+        until_gone: bool = False,
+    ) -> int:
         """Hand out a job; `then` gets its reply or an error.
+
+        Args:
+            client: who waits for it; clients take turns.
+            size_bytes: of its text.
+            until_gone: drop it when the client's connection ends.
+
+        Returns:
+            The job's number, for `drop`.
 
         Raises:
             NotFound: no such model folder.
-            QueueFull: too many jobs wait.
+            QueueFull: too much waits already.
         """
         folder = self.folder(model)
-        if len(self._jobs) >= MAX_PENDING_JOBS:
+        theirs = self._pending_bytes.get(client, 0)
+        total = sum(self._pending_bytes.values())
+        if (
+            len(self._jobs) >= MAX_PENDING_JOBS
+            or total + size_bytes > MAX_PENDING_BYTES
+            or (theirs and theirs + size_bytes > MAX_CLIENT_BYTES)
+        ):
             raise QueueFull(
-                f"{len(self._jobs)} texts wait to be tokenized; try again in a second",
+                f"{len(self._jobs)} texts of {total} bytes wait to be tokenized; try again in a "
+                "second",
                 retry_after_ms=1000,
             )
-        self._last_job += 1
-        self._jobs[self._last_job] = then
-        self._outbox.text_job(make_job(self._last_job, folder))
+        return self._hand_out(
+            _Job(then, client, size_bytes, until_gone), lambda job: make_job(job, folder)
+        )
+
+    def drop(self, job: int) -> None:
+        """Nobody waits for a job any more; fine when it is done."""
+        if self._settle(job) is not None:
+            self._outbox.drop_text(job)
+
+    def client_gone(self, client: ClientKey) -> None:
+        """Drop what only this client's connection waited for."""
+        jobs = [n for n, job in self._jobs.items() if job.client == client and job.until_gone]
+        for number in jobs:
+            self.drop(number)
 
     def reply(self, message: object, now: float) -> None:
         """A reply of a text process, or the `TextFailed` that stands for its death."""
-        then = self._jobs.pop(getattr(message, "job", 0), None)
-        if then is None:
-            return
-        then(_error(message) if isinstance(message, TextFailed) else message, now)
+        found = self._settle(getattr(message, "job", 0))
+        if found is not None:
+            found.then(_error(message) if isinstance(message, TextFailed) else message, now)
+
+    def _hand_out(self, job: _Job, make: Callable[[int], object]) -> int:
+        self._last_job += 1
+        self._jobs[self._last_job] = job
+        pending = self._pending_bytes
+        pending[job.client] = pending.get(job.client, 0) + job.size_bytes
+        self._outbox.text_job(make(self._last_job), job.client)
+        return self._last_job
+
+    def _settle(self, number: int) -> _Job | None:
+        job = self._jobs.pop(number, None)
+        if job is not None:
+            left = self._pending_bytes.pop(job.client) - job.size_bytes
+            if left or any(other.client == job.client for other in self._jobs.values()):
+                self._pending_bytes[job.client] = left
+        return job
+
+    def least_tokens(self, model: ModelName, text_bytes: int) -> int:
+        """As few tokens as a text of so many bytes can have; 0 while that is not known."""
+        longest = self._longest.get(model, 0)
+        return -(-text_bytes // longest) if longest else 0
 
     def new_detokenizer(self, model: ModelName) -> Detokenizer:
         """An incremental detokenizer at the start of an answer.
@@ -132,15 +205,15 @@ class TextDesk:
         def then(reply: object, now: float) -> None:
             if isinstance(reply, Described):
                 self._described[model] = reply
+                self._longest[model] = max(map(len, reply.vocabulary), default=0)
             else:
                 error = reply if isinstance(reply, SuperfluidError) else Internal("no description")
                 self._failed[model] = error
             for waiter in self._waiting.pop(model, []):
                 waiter(self._described.get(model) or self._failed[model], now)
 
-        self._last_job += 1
-        self._jobs[self._last_job] = then
-        self._outbox.text_job(Describe(job=self._last_job, folder=self._folders[model]))
+        folder = self._folders[model]
+        self._hand_out(_Job(then, b"", 0), lambda job: Describe(job=job, folder=folder))
 
 
 def _error(failed: TextFailed) -> SuperfluidError:

@@ -18,6 +18,8 @@ TEXT = Codec("text", max_bytes=128 * 1024 * 1024)
 
 #: Longest text of one job; longer prompts are refused before they get here.
 MAX_TEXT_BYTES = 8 * 1024 * 1024
+#: Further template variables of one chat.
+MAX_OPTIONS_BYTES = 1024 * 1024
 
 FolderPath = Annotated[str, MaxBytes(4096)]
 Document = Annotated[str, MaxBytes(MAX_TEXT_BYTES)]
@@ -63,7 +65,7 @@ class RenderChat:
     folder: FolderPath
     messages: Annotated[bytes, MaxBytes(MAX_TEXT_BYTES)]
     add_generation_prompt: bool = True
-    options: Annotated[bytes, MaxBytes(1024 * 1024)] = b"\x80"
+    options: Annotated[bytes, MaxBytes(MAX_OPTIONS_BYTES)] = b"\x80"
 
 
 @TEXT.message(tag=4)

@@ -6,7 +6,9 @@ Exit codes: 0 ok, 1 failed, 2 usage, 3 not healthy, 4 no head reachable, 5 not f
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,12 +16,14 @@ import click
 
 from bus.errors import SuperfluidError
 from bus.version import __version__
-from head.cli import chat, demo, doctor, keys, models, nodes, services
+from head.cli import chat, demo, doctor, keys, logs, models, nodes, services
 from head.cli.context import CliContext, pass_context
+from head.cli.logs import EXIT_INTERRUPTED
 from head.cli.output import format_option, print_error, print_json
 
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
+#: "debug" shows tracebacks, too.
+LEVEL_VARIABLE = "SUPERFLUID_LOG_LEVEL"
 
 
 class ErrorGroup(click.Group):
@@ -30,20 +34,70 @@ class ErrorGroup(click.Group):
         kwargs["standalone_mode"] = False
         try:
             code = super().main(*args, **kwargs)
+            sys.stdout.flush()
         except click.UsageError as error:
-            path = error.ctx.command_path if error.ctx else "sfctl"
-            print_error(f"{error.format_message()} See: {path} --help")
-            code = EXIT_USAGE
+            code = _wrong_usage(error)
         except click.ClickException as error:
             print_error(error.format_message())
             code = 1
         except SuperfluidError as error:
-            print_error(error.message)
+            print_error(error.message, getattr(error, "__notes__", ()))
             code = error.exit_code
         except (click.Abort, KeyboardInterrupt):
             print_error("interrupted")
             code = EXIT_INTERRUPTED
+        except OSError as error:
+            code = _system_said_no(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, a person gets one line
+            code = _fault_of_ours(error)
         sys.exit(code if isinstance(code, int) else 0)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; its errors name commands as they can be typed here."""
+        try:
+            return super().invoke(ctx)
+        except SuperfluidError as error:
+            if isinstance(ctx.obj, CliContext):
+                error.message = ctx.obj.pasteable(error.message)
+            raise
+
+
+def _wrong_usage(error: click.UsageError) -> int:
+    # Its name is there from click 8.2 on; before that the help of a bare group is no error.
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+        click.echo(error.ctx.get_help() if error.ctx else error.format_message(), err=True)
+    else:
+        path = error.ctx.command_path if error.ctx else "sfctl"
+        print_error(f"{error.format_message()} See: {path} --help")
+    return EXIT_USAGE
+
+
+def _system_said_no(error: OSError) -> int:
+    """A file that can not be used, or output that nothing takes (a full disk)."""
+    if _debugging():
+        traceback.print_exc()
+    if error.filename is not None:
+        print_error(f"can not use {error.filename}: {error.strerror}; check that path and its mode")
+        return 1
+    print_error(f"can not write the output: {error.strerror or error}; send it elsewhere")
+    if sys.stdout is sys.__stdout__ and sys.stdout is not None:
+        # What is left in the buffer would be tried again at exit, and change the exit code.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+
+
+def _fault_of_ours(error: Exception) -> int:
+    if _debugging():
+        traceback.print_exc()
+    print_error(
+        f"unexpected {type(error).__name__}: {error}; this is a fault of superfluid: please report "
+        f"it with what {LEVEL_VARIABLE}=debug shows in front of this command"
+    )
+    return 1
+
+
+def _debugging() -> bool:
+    return os.environ.get(LEVEL_VARIABLE, "").lower() == "debug"
 
 
 @click.group(cls=ErrorGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -53,7 +107,12 @@ class ErrorGroup(click.Group):
     help="State folder [default: $SUPERFLUID_STATE, else ~/.local/state/superfluid].",
 )
 @click.option("--api", help="The head's API address [default: what the head wrote down].")
-@click.option("--timeout", type=click.FloatRange(min=0.1), help="Seconds that a wait may take.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0.1),
+    show_default="600 for an answer, 180 for up, 70 for down, 30 for others",
+    help="Seconds that a wait may take.",
+)
 @click.pass_context
 def cli(context: click.Context, state: Path | None, api: str | None, timeout: float | None) -> None:
     """Run and use a superfluid fleet."""
@@ -74,7 +133,7 @@ def version(context: CliContext, form: str) -> None:
 for _command in (
     services.up,
     services.down,
-    services.logs,
+    logs.logs,
     nodes.status,
     nodes.node,
     models.model,

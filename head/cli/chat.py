@@ -10,24 +10,62 @@ import click
 
 from bus.answer import Answer
 from bus.call import Call, Placed, Queued, Token
-from bus.errors import Invalid, SuperfluidError
-from bus.messages.api import QOS_CLASSES
+from bus.client import Client
+from bus.errors import NotFound, SuperfluidError
+from bus.ids import U32_MAX, U64_MAX, ModelName
+from bus.messages.api import QOS_CLASSES, GenerationOptions
 from head.cli.context import CliContext, pass_context
+from head.cli.logs import EXIT_INTERRUPTED
 from head.cli.output import format_option, note, print_error, print_json
+from head.cli.prompts import Lines, text_argument, whole_prompt
 
-_PROMPT = "> "
+#: Small models ramble at the API's 1.0.
+TEMPERATURE = 0.2
+MAX_TEMPERATURE = 100.0
+_API_DEFAULTS = GenerationOptions(model=ModelName("any"))
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def sampling_options(command: F) -> F:
     """The options of one answer that `run` and `chat` share."""
     for option in (
-        click.option("--qos", type=click.Choice(list(QOS_CLASSES)), help="How urgent it is."),
-        click.option("--seed", type=int, help="Makes the draws repeatable."),
-        click.option("--top-k", type=click.IntRange(min=0), help="Draw from the k likeliest."),
-        click.option("--top-p", type=click.FloatRange(0, 1), help="Draw from this much mass."),
-        click.option("--temperature", type=click.FloatRange(min=0), help="0 takes the likeliest."),
-        click.option("--max-new", type=click.IntRange(min=1), help="Most tokens of the answer."),
+        click.option(
+            "--qos",
+            type=click.Choice(list(QOS_CLASSES)),
+            show_default="interactive",
+            help="How urgent it is.",
+        ),
+        click.option(
+            "--seed",
+            type=click.IntRange(0, U64_MAX),
+            show_default="drawn",
+            help="Makes the draws repeatable.",
+        ),
+        click.option(
+            "--top-k",
+            type=click.IntRange(0, U32_MAX),
+            show_default="0, which is off",
+            help="Draw from the k likeliest.",
+        ),
+        click.option(
+            "--top-p",
+            type=click.FloatRange(0, 1),
+            show_default="1.0",
+            help="Draw from this much mass.",
+        ),
+        click.option(
+            "--temperature",
+            type=click.FloatRange(0, MAX_TEMPERATURE),
+            default=TEMPERATURE,
+            show_default=True,
+            help="0 takes the likeliest; 1.0 is the model's own variety.",
+        ),
+        click.option(
+            "--max-new",
+            type=click.IntRange(1, U32_MAX),
+            show_default=str(_API_DEFAULTS.max_new),
+            help="Most tokens of the answer.",
+        ),
     ):
         command = option(command)
     return command
@@ -56,10 +94,10 @@ def summary(answer: Answer) -> str:
 
 
 @click.command()
-@click.argument("model")
-@click.argument("prompt", required=False)
+@click.argument("model", type=text_argument)
+@click.argument("prompt", type=text_argument, required=False)
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without a chat template.")
-@click.option("--system", help="A system message to begin with.")
+@click.option("--system", type=text_argument, help="A system message to begin with.")
 @sampling_options
 @format_option
 @pass_context
@@ -73,13 +111,13 @@ def run(
     form: str,
     **options: Any,
 ) -> None:
-    """Ask MODEL once; the PROMPT may come from stdin."""
-    if prompt is None or prompt == "-":
-        prompt = sys.stdin.read()
-    if not prompt.strip():
-        raise Invalid("the prompt is empty; give it as an argument or on stdin", param="prompt")
+    """Ask MODEL once.
+
+    The PROMPT may come from stdin; what is piped in beside a PROMPT follows it.
+    """
     if raw and system:
         raise click.UsageError("--system needs the chat template, which --raw leaves out.")
+    prompt = whole_prompt(prompt)
     with context.client() as client:
         if raw:
             call = client.generate(model, prompt, **options)
@@ -94,35 +132,66 @@ def run(
 
 
 @click.command()
-@click.argument("model")
-@click.option("--system", help="A system message to begin with.")
+@click.argument("model", type=text_argument)
+@click.option("--system", type=text_argument, help="A system message to begin with.")
 @sampling_options
 @pass_context
 def chat(context: CliContext, /, model: str, system: str | None, **options: Any) -> None:
     """Talk with MODEL. Ctrl-C stops the answer; Ctrl-D ends the chat."""
     messages = _messages(system)
     with context.client() as client:
-        while (line := _read_line()) is not None:
-            if not line.strip():
-                continue
-            messages.append({"role": "user", "content": line})
-            call = client.chat(model, messages, **options)
-            try:
-                answer = print_stream(call)
-            except KeyboardInterrupt:
-                click.echo()
-                note("stopped")
-                messages.append({"role": "assistant", "content": call.text})
-                continue
-            except SuperfluidError as error:
-                if not sys.stdin.isatty():
-                    raise
-                print_error(error.message)
-                messages.pop()
-                continue
-            click.echo()
-            note(summary(answer))
-            messages.append({"role": "assistant", "content": answer.text})
+        _check_model(client, model)
+        lines = Lines()
+        while (line := _next_line(lines)) is not None:
+            if line.strip():
+                messages.append({"role": "user", "content": line})
+                _answer(client, model, messages, options)
+
+
+def _next_line(lines: Lines) -> str | None:
+    try:
+        return lines.next()
+    except KeyboardInterrupt:
+        # Asked for twice; there is nothing to complain of.
+        click.get_current_context().exit(EXIT_INTERRUPTED)
+
+
+def _answer(
+    client: Client, model: str, messages: list[dict[str, str]], options: dict[str, Any]
+) -> None:
+    """Print the answer to the last message and add it; without one, take that message away."""
+    call = client.chat(model, messages, **options)
+    try:
+        answer = print_stream(call)
+    except KeyboardInterrupt:
+        click.echo()
+        note("stopped")
+        messages.append({"role": "assistant", "content": call.text})
+        return
+    except SuperfluidError as error:
+        if not sys.stdin.isatty():
+            raise
+        print_error(error.message)
+        messages.pop()
+        return
+    click.echo()
+    note(summary(answer))
+    messages.append({"role": "assistant", "content": answer.text})
+
+
+def _check_model(client: Client, model: str) -> None:
+    """See that the fleet knows a model, before anything is typed.
+
+    Raises:
+        NotFound: it does not.
+    """
+    known = [str(each.get("name")) for each in client.models()]
+    if model not in known:
+        raise NotFound(
+            f"the fleet has no model {model!r} (it has: {', '.join(known) or 'none'}); "
+            "get one with: sfctl model import",
+            param="model",
+        )
 
 
 def _messages(system: str | None, prompt: str | None = None) -> list[dict[str, str]]:
@@ -130,19 +199,3 @@ def _messages(system: str | None, prompt: str | None = None) -> list[dict[str, s
     if prompt is not None:
         messages.append({"role": "user", "content": prompt})
     return messages
-
-
-def _read_line() -> str | None:
-    """The next line of the person, None at the end."""
-    if not sys.stdin.isatty():
-        line = sys.stdin.readline()
-        return line.rstrip("\n") if line else None
-    try:
-        import readline  # noqa: F401 - gives input() line editing and history
-    except ImportError:
-        pass
-    try:
-        return input(_PROMPT)
-    except EOFError:
-        click.echo()
-        return None

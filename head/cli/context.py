@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -16,6 +17,12 @@ from bus.client_address import api_address
 from bus.state import StateFolder
 
 _NAME = "sfctl"
+#: Our commands in a sentence; not those that it says belong on another machine.
+_COMMAND = re.compile(
+    r"(?<!on the head with: )(?<!on the head's machine too: )"
+    r"\bsfctl ((?:up|down|logs|status|node|model|run|chat|token|doctor|demo)\b)"
+    r"(?![^`]*` on its machine)"
+)
 
 
 @dataclass(slots=True)
@@ -33,8 +40,17 @@ class CliContext:
     timeout_s: float | None
 
     def state(self) -> StateFolder:
-        """The state folder."""
+        """The state folder, made when missing."""
         return StateFolder.resolve(self.state_option)
+
+    def look(self) -> StateFolder:
+        """The state folder as it is; nothing is made."""
+        return StateFolder.find(self.state_option)
+
+    @property
+    def names_address(self) -> bool:
+        """Whether the head is named by its address, so it may be of another state folder."""
+        return self._address() is not None
 
     def client(self) -> Client:
         """A connection to the head.
@@ -42,10 +58,7 @@ class CliContext:
         Raises:
             NoHead: none answers.
         """
-        api = self.api_option
-        if api is None and self.state_option is None:
-            api = os.environ.get("SUPERFLUID_API")
-        address = api or api_address(self.state())
+        address = self._address() or api_address(self.look())
         if self.timeout_s is None:
             return Client(address)
         return Client(address, timeout_s=self.timeout_s, operation_timeout_s=self.timeout_s)
@@ -57,14 +70,23 @@ class CliContext:
             words += ["--state", str(self.state_option)]
         return f"{shlex.join(words)} {rest}"
 
+    def pasteable(self, text: str) -> str:
+        """A text whose commands for this machine can be typed as they stand."""
+        return _COMMAND.sub(lambda found: self.command(found[1]), text)
+
+    def _address(self) -> str | None:
+        if self.api_option is None and self.state_option is None:
+            return os.environ.get("SUPERFLUID_API") or None
+        return self.api_option
+
 
 def _program() -> str:
-    """How this program can be called: its name when the shell finds it, else its path."""
-    called = Path(sys.argv[0])
+    """How this program can be called: its name when the shell finds it, else as it was typed."""
+    typed = sys.argv[0]
     found = shutil.which(_NAME)
-    if called.name != _NAME or (found and Path(found).resolve() == called.resolve()):
+    if Path(typed).name != _NAME or (found and Path(found).resolve() == Path(typed).resolve()):
         return _NAME
-    return os.path.relpath(called) if called.is_relative_to(Path.cwd()) else str(called)
+    return typed if os.sep in typed else os.path.join(os.curdir, typed)
 
 
 pass_context = click.make_pass_decorator(CliContext)

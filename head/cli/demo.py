@@ -15,7 +15,7 @@ from head.cli.keys import FLEET_TOKEN, make_token
 from head.cli.models import import_model, pull_model, usable_models
 from head.cli.output import note
 from head.cli.preflight import check_port, head_config
-from head.cli.services import start_services, stop_services
+from head.cli.services import Services, start_services, stop_services
 from head.cli.supervision import Supervisor
 from head.config import HeadConfig
 
@@ -39,9 +39,9 @@ def demo(context: CliContext, model: str, prompt: str) -> None:
         import_model(file, model, state.models)
     if not (state.keys / FLEET_TOKEN).exists():
         make_token(state.keys)
-    note("starting one head and two node agents")
     _step_aside(state)
-    started = start_services(context, heads=1, nodes=_NODES)
+    note("starting one head and two node agents")
+    started = start_services(context, Services(heads=1, nodes=_NODES), as_they_run=True)
     try:
         answer = _ask(context, model, prompt)
     except BaseException:

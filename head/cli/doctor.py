@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
+from bus.address import split_address
 from bus.errors import SuperfluidError
 from bus.packages import shadowed_packages
 from bus.state import StateFolder
 from head.cli import preflight
+from head.cli.agents import NODE_GROUP, AgentPlan, agent_names, plan_agents, running_status
 from head.cli.context import CliContext
+from head.cli.keys import HEAD_KEY
 from head.cli.nodes import EXIT_NOT_HEALTHY
 from head.cli.output import format_option, print_rows
-from head.cli.supervision import Supervisor, conf_file
+from head.cli.supervision import ServiceProcess, Supervisor, conf_file
 
 _COLUMNS = ("check", "ok", "problem")
 
@@ -34,23 +38,82 @@ def doctor(click_context: click.Context, form: str) -> None:
 
 def run_checks(context: CliContext) -> Iterator[dict[str, str | bool]]:
     """One row per check: its name, whether it is well, and what to do."""
-    state = context.state()
+    state = context.look()
+    machine = look_at_machine(context, state)
     checks: dict[str, Callable[[], str]] = {
         "packages": shadowed_packages,
         "service files": lambda: _refusal(conf_file),
         "paths": lambda: _refusal(lambda: preflight.check_paths(state)),
         "open files": lambda: _refusal(preflight.check_open_files),
-        "configuration": lambda: _refusal(lambda: preflight.head_config(state, os.environ)),
+        "configuration": lambda: _configuration(state, machine),
         "key files": lambda: open_key_files(state.keys),
-        "token": lambda: _token(context, state),
-        "models": lambda: _refusal(
-            lambda: preflight.check_models(state, context.command("model import smollm2"))
-        ),
-        "services": lambda: _services(context, state),
+        "token": lambda: _token(context, state, machine),
+        "models": lambda: _models(context, state, machine),
+        "services": lambda: _services(context, machine),
+        "links": lambda: _links(state, machine),
+        "workers": lambda: _workers(state, machine),
     }
     for name, check in checks.items():
-        problem = check()
+        problem = context.pasteable(check())
         yield {"check": name, "ok": not problem, "problem": problem}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What is to be checked here.
+
+    Attributes:
+        runs_head: a head runs here, or would.
+        plans: of the agents that run here, or would.
+        running: all services, None when none runs.
+        failure: why the agents could not be asked what they would do.
+    """
+
+    runs_head: bool
+    plans: tuple[AgentPlan, ...]
+    running: tuple[ServiceProcess, ...] | None
+    failure: str = ""
+
+    @property
+    def agents(self) -> list[ServiceProcess]:
+        """The agents that run."""
+        return [each for each in self.running or () if each.group == NODE_GROUP and each.pid]
+
+    def problem(self, about: str) -> str:
+        """The first problem of an agent about configuration, token or models."""
+        found = (error.message for p in self.plans for what, error in p.problems if what == about)
+        return next(found, "")
+
+
+def look_at_machine(context: CliContext, state: StateFolder) -> Machine:
+    """What runs here, or would run by what is configured."""
+    supervisor = Supervisor(state)
+    running = tuple(supervisor.processes()) if supervisor.running() else None
+    names = [each.name for each in running or () if each.group == NODE_GROUP]
+    if running is None:
+        own = (file.parent.name for file in state.nodes.glob("*/agent.toml"))
+        names = sorted({*agent_names(1), *own})
+    try:
+        plans, failure = tuple(plan_agents(state, names)), ""
+    except SuperfluidError as error:
+        plans, failure = (), error.message
+    if running is not None:
+        runs_head = len(names) < len(running)
+    else:
+        # A node that joins elsewhere, where no head ever was.
+        runs_head = (state.keys / HEAD_KEY).exists() or not any(plan.head for plan in plans)
+    return Machine(runs_head, plans, running, failure)
+
+
+def _configuration(state: StateFolder, machine: Machine) -> str:
+    def check() -> None:
+        config = preflight.head_config(state, os.environ)
+        if config.fleet.bind:
+            split_address(config.fleet.bind, preflight.BIND_SETTING)
+        preflight.check_joinable(config, machine.plans)
+
+    own = _refusal(check) if machine.runs_head else ""
+    return own or machine.failure or machine.problem("configuration")
 
 
 def open_key_files(keys: Path) -> str:
@@ -61,23 +124,50 @@ def open_key_files(keys: Path) -> str:
     return ""
 
 
-def _token(context: CliContext, state: StateFolder) -> str:
-    hint = context.command("token new")
-
+def _token(context: CliContext, state: StateFolder, machine: Machine) -> str:
     def check() -> None:
-        preflight.check_token(state, preflight.head_config(state, os.environ), hint)
+        config = preflight.head_config(state, os.environ)
+        preflight.check_token(state, config, context.command("token new"))
 
-    return _refusal(check)
+    own = _refusal(check) if machine.runs_head else ""
+    return own or machine.problem("token")
 
 
-def _services(context: CliContext, state: StateFolder) -> str:
-    supervisor = Supervisor(state)
-    if not supervisor.running():
-        return f"nothing runs here; start with: {context.command('up')}"
-    bad = [
-        each.name for each in supervisor.processes() if each.state not in ("RUNNING", "STARTING")
-    ]
+def _models(context: CliContext, state: StateFolder, machine: Machine) -> str:
+    hint = context.command("model import smollm2")
+    own = _refusal(lambda: preflight.check_models(state, hint)) if machine.runs_head else ""
+    return own or machine.problem("models")
+
+
+def _services(context: CliContext, machine: Machine) -> str:
+    if machine.running is None:
+        up = "up" if machine.runs_head else "up --agent-only"
+        return f"nothing runs here; start with: {context.command(up)}"
+    bad = [each.name for each in machine.running if each.state not in ("RUNNING", "STARTING")]
     return f"{', '.join(bad)} not running; see: {context.command('logs')} {bad[0]}" if bad else ""
+
+
+def _links(state: StateFolder, machine: Machine) -> str:
+    """The first agent without its head."""
+    for each in machine.agents:
+        status = running_status(state, each)
+        if status is None:
+            return f"{each.name} has not told how it is yet; look again in a moment"
+        if not status.link.up:
+            why = status.link.reason or f"not linked to {status.link.peer} yet"
+            return f"{each.name}: {why}"
+    return ""
+
+
+def _workers(state: StateFolder, machine: Machine) -> str:
+    """The first model that an agent can not serve."""
+    for each in machine.agents:
+        status = running_status(state, each)
+        for model in status.models if status is not None else ():
+            if model.phase != "ready":
+                why = f": {model.problem}" if model.problem else ""
+                return f"{model.name} on {each.name} is {model.phase}{why}"
+    return ""
 
 
 def _refusal(check: Callable[[], object]) -> str:

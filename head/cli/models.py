@@ -87,4 +87,4 @@ def model_ls(context: CliContext, fleet: bool, form: str) -> None:
         with context.client() as client:
             print_rows(client.models(), _FLEET_COLUMNS, form)
         return
-    print_rows(local_models(context.state().models), _LOCAL_COLUMNS, form)
+    print_rows(local_models(context.look().models), _LOCAL_COLUMNS, form)

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
+from bus.agent_status import AgentStatus
+from bus.state import StateFolder
+from head.cli.agents import NODE_GROUP, local_names, running_status
 from head.cli.context import CliContext, pass_context
 from head.cli.output import format_option, note, print_json, print_rows
+from head.cli.supervision import ServiceProcess, Supervisor
 
 EXIT_NOT_HEALTHY = 3
 _NODE_COLUMNS = ("identity", "state", "models", "generations", "lanes", "tokens/s", "problem")
 _MODEL_COLUMNS = ("name", "ready", "nodes", "window_tokens", "lanes_total", "queued")
+_AGENT_COLUMNS = ("name", "identity", "head", "linked", "models", "problem")
+#: The local name of a node, which its log and folder have.
+_LOCAL_COLUMN = "here"
+
+Command = Callable[[str], str]
 
 
-def problems(status: Mapping[str, Any]) -> list[str]:
-    """What keeps the fleet from being healthy, one sentence each."""
+def problems(status: Mapping[str, Any], command: Command = "sfctl {}".format) -> list[str]:
+    """What keeps the fleet from being healthy, one sentence each.
+
+    Args:
+        command: makes a command of ours that can be typed as it is.
+    """
     found = []
     nodes, models = status.get("nodes", []), status.get("models", [])
-    if not nodes:
-        found.append("no node has joined; start one with: sfctl up --agent-only")
+    if all(node.get("state") == "left" for node in nodes):
+        found.append(
+            "no node is here; to run one on the head's machine: "
+            f"{command('down')} && {command('up')}; on another: sfctl up --agent-only"
+        )
     found += [
         f"node {node['identity']} is down: {node.get('reason') or 'no reason known'}"
         for node in nodes
@@ -29,24 +45,36 @@ def problems(status: Mapping[str, Any]) -> list[str]:
     found += [
         f"node {node['identity']} can not serve {model['name']}: {model['problem']}"
         for node in nodes
+        if node.get("state") != "left"
         for model in node.get("models", [])
         if model.get("problem")
     ]
     if not models:
-        found.append("there is no model; get one with: sfctl model import smollm2")
-    found += [
-        f"model {model['name']} is not ready on any node" for model in models if not model["ready"]
-    ]
+        found.append(f"there is no model; get one with: {command('model import smollm2')}")
+    found += [_not_ready(model, command) for model in models if not model["ready"]]
     return found
 
 
-def _row(node: Mapping[str, Any]) -> dict[str, Any]:
+def _not_ready(model: Mapping[str, Any], command: Command) -> str:
+    name = model["name"]
+    if model.get("nodes") and model.get("head_folder") is None:
+        return (
+            f"model {name} is not imported on the head, which needs its tokenizer; on the head's "
+            f"machine: {command(f'model import {name}')}, or FILE.gguf --name {name}"
+        )
+    if model.get("nodes"):
+        return f"model {name} is not ready on the head: its tokenizer does not load"
+    return f"model {name} is not ready on any node"
+
+
+def _row(node: Mapping[str, Any], local: Mapping[str, str]) -> dict[str, Any]:
     models = node.get("models", [])
     used = sum(model.get("lanes_used", 0) for model in models)
     total = sum(model.get("lanes_total", 0) for model in models)
     wrong = [m["problem"] for m in models if m.get("problem")]
     return {
         **node,
+        _LOCAL_COLUMN: local.get(node["identity"]),
         "models": [f"{model['name']} ({model['phase']})" for model in models],
         "lanes": f"{used}/{total}",
         "tokens/s": max((model.get("decode_rate", 0.0) for model in models), default=0.0),
@@ -54,33 +82,44 @@ def _row(node: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _print_nodes(nodes: list[dict[str, Any]], form: str) -> None:
+def _print_nodes(nodes: list[dict[str, Any]], form: str, local: Mapping[str, str]) -> None:
     if form == "json":
         print_json(nodes)
-    else:
-        print_rows([_row(node) for node in nodes], _NODE_COLUMNS, form)
+        return
+    rows = [_row(node, local) for node in nodes]
+    columns = list(_NODE_COLUMNS)
+    if any(row[_LOCAL_COLUMN] for row in rows):
+        columns.insert(1, _LOCAL_COLUMN)
+    print_rows(rows, columns, form)
+
+
+def _local_names(context: CliContext) -> dict[str, str]:
+    """Local names of nodes, where the head is of a state folder that may have some."""
+    return {} if context.names_address else local_names(context.look())
 
 
 @click.command()
 @format_option
 @click.pass_context
 def status(click_context: click.Context, form: str) -> None:
-    """Show head, nodes and models; exits 3 when something is not healthy."""
+    """Show head, nodes and models; exits 3 when something is not healthy.
+
+    On a machine with agents only it shows those.
+    """
     context = click_context.ensure_object(CliContext)
-    with context.client() as client:
-        report = client.status()
-    wrong = problems(report)
-    if form == "json":
-        print_json({**report, "problems": wrong})
-    else:
-        _print_status(report)
-        for problem in wrong:
-            note(f"problem: {problem}")
+    agents = None if context.names_address else _agents_without_head(context.look())
+    wrong = _show_fleet(context, form) if agents is None else _show_agents(agents, form)
     if wrong:
         click_context.exit(EXIT_NOT_HEALTHY)
 
 
-def _print_status(report: Mapping[str, Any]) -> None:
+def _show_fleet(context: CliContext, form: str) -> list[str]:
+    with context.client() as client:
+        report = client.status()
+    wrong = problems(report, context.command)
+    if form == "json":
+        print_json({**report, "problems": wrong})
+        return wrong
     head, answers = report.get("head", {}), report.get("answers", {})
     click.echo(
         f"head {head.get('id')}  version {head.get('version')}  up {head.get('uptime_s', 0):.0f} s"
@@ -88,9 +127,55 @@ def _print_status(report: Mapping[str, Any]) -> None:
     )
     click.echo(f"answers: {answers.get('running', 0)} running, {answers.get('queued', 0)} queued")
     click.echo()
-    print_rows([_row(node) for node in report.get("nodes", [])], _NODE_COLUMNS, "table")
+    _print_nodes(report.get("nodes", []), form, _local_names(context))
     click.echo()
-    print_rows(report.get("models", []), _MODEL_COLUMNS, "table")
+    print_rows(report.get("models", []), _MODEL_COLUMNS, form)
+    _tell(wrong)
+    return wrong
+
+
+def _agents_without_head(state: StateFolder) -> list[dict[str, Any]] | None:
+    """One map per agent, when agents but no head run here; else None."""
+    supervisor = Supervisor(state)
+    if not supervisor.running():
+        return None
+    processes = supervisor.processes()
+    if any(each.group != NODE_GROUP for each in processes):
+        return None
+    return [_agent(each, running_status(state, each)) for each in processes]
+
+
+def _agent(process: ServiceProcess, status: AgentStatus | None) -> dict[str, Any]:
+    if status is None:
+        problem = f"it is {process.state.lower()}"
+        return {"name": process.name, "linked": False, "models": [], "problem": problem}
+    faults = [f"{m.name}: {m.problem or m.phase}" for m in status.models if m.phase != "ready"]
+    if not status.link.up:
+        faults.insert(0, status.link.reason or "not linked yet")
+    return {
+        "name": process.name,
+        "identity": status.identity,
+        "head": status.link.address,
+        "linked": status.link.up,
+        "models": [f"{model.name} ({model.phase})" for model in status.models],
+        "problem": "; ".join(faults),
+    }
+
+
+def _show_agents(agents: list[dict[str, Any]], form: str) -> list[str]:
+    wrong = [f"{each['name']}: {each['problem']}" for each in agents if each["problem"]]
+    if form == "json":
+        print_json({"head": None, "agents": agents, "problems": wrong})
+        return wrong
+    click.echo("no head runs on this machine; its agents:")
+    print_rows(agents, _AGENT_COLUMNS, form)
+    _tell(wrong)
+    return wrong
+
+
+def _tell(wrong: list[str]) -> None:
+    for problem in wrong:
+        note(f"problem: {problem}")
 
 
 @click.group()
@@ -104,4 +189,4 @@ def node() -> None:
 def node_ls(context: CliContext, form: str) -> None:
     """List the nodes."""
     with context.client() as client:
-        _print_nodes(client.nodes(), form)
+        _print_nodes(client.nodes(), form, _local_names(context))

@@ -28,6 +28,8 @@ from rich.table import Table
 from rich.text import Text
 
 FORMATS = ("table", "json")
+#: Wider than any table, to measure one.
+_ANY_WIDTH = 10_000
 #: Totals above this are bytes, not items.
 _BYTES_FROM = 1 << 20
 
@@ -60,9 +62,11 @@ def note(text: str) -> None:
     click.echo(one_line(text), err=True)
 
 
-def print_error(text: str) -> None:
-    """The one line that a failed command prints."""
+def print_error(text: str, notes: Sequence[str] = ()) -> None:
+    """The one line that a failed command prints, and what else helps, after it."""
     click.echo(f"error: {one_line(text)}", err=True)
+    for line in notes:
+        note(line)
 
 
 def print_json(data: object) -> None:
@@ -76,14 +80,22 @@ def print_rows(rows: Sequence[Row], columns: Sequence[str], form: str) -> None:
         print_json(list(rows))
         return
     cells = [[_cell(row.get(column)) for column in columns] for row in rows]
-    if sys.stdout.isatty():
-        table = Table(*columns)
-        for row in cells:
-            table.add_row(*(Text(cell) for cell in row))
+    if sys.stdout.isatty() and (table := fitting_table(columns, cells, Console().width)):
         Console().print(table)
         return
     for line in plain_table(columns, cells):
         click.echo(line)
+
+
+def fitting_table(
+    columns: Sequence[str], cells: Sequence[Sequence[str]], width: int
+) -> Table | None:
+    """A table with rules; None when it would have to cut cells to be no wider than `width`."""
+    table = Table(*columns)
+    for row in cells:
+        table.add_row(*(Text(cell) for cell in row))
+    console = Console(width=_ANY_WIDTH)
+    return table if console.measure(table).maximum <= width else None
 
 
 def plain_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> Iterator[str]:

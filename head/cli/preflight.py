@@ -5,21 +5,23 @@ from __future__ import annotations
 import errno
 import resource
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from bus.address import split_address
 from bus.config import load_config
 from bus.errors import ConfigInvalid, ModelIncomplete, PortInUse, StartError, TokenRefused
 from bus.keys import load_token
 from bus.state import StateFolder
+from head.cli.agents import AgentPlan
 from head.cli.keys import FLEET_TOKEN
 from head.cli.models import local_models
-from head.cli.output import note
 from head.config import HeadConfig
 
 #: As `minfds` of supervisord.conf.
 MIN_OPEN_FILES = 4096
 HEAD_TOML = "head.toml"
+BIND_SETTING = "bind in [fleet] of head.toml, or SUPERFLUID_FLEET_BIND"
 
 
 def head_config(state: StateFolder, environment: Mapping[str, str]) -> HeadConfig:
@@ -61,58 +63,69 @@ def check_open_files() -> None:
         )
 
 
-def check_token(state: StateFolder, config: HeadConfig | None, hint: str) -> None:
-    """The fleet token, when it is needed.
+def check_token(state: StateFolder, config: HeadConfig, hint: str) -> None:
+    """The head's fleet token, when it needs one.
 
     Args:
-        config: the head's; None where no head runs.
         hint: the command that makes a token.
 
     Raises:
         TokenRefused: missing, damaged or open to others.
     """
-    if config is not None and config.fleet.insecure_no_auth:
+    if config.fleet.insecure_no_auth:
         return
-    named = config.fleet.token_file if config is not None else ""
+    named = config.fleet.token_file
     file = Path(named) if named else state.keys / FLEET_TOKEN
     if not file.exists():
-        how = f"make one with: {hint}" if config else "copy the head's token file there"
-        raise TokenRefused(f"there is no fleet token at {file}; {how}")
+        raise TokenRefused(f"there is no fleet token at {file}; make one with: {hint}")
     load_token(file)
 
 
 def check_port(bind: str) -> None:
-    """That a tcp address can be bound.
+    """That the head can listen at an address; an empty one is none.
 
     Raises:
         PortInUse: another process has it.
-        ConfigInvalid: it is no address of this machine.
+        ConfigInvalid: it is no address, or none of this machine.
     """
-    if not bind.startswith("tcp://"):
+    if not bind:
         return
-    host, _, port = bind.removeprefix("tcp://").rpartition(":")
-    if not port.isdecimal() or int(port) == 0:
+    host, port = split_address(bind, BIND_SETTING)
+    if not port:
         return
-    host = "" if host == "*" else host.strip("[]")
+    host = "" if host == "*" else host
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, int(port)))
+            probe.bind((host, port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise PortInUse(
                     f"another process has {bind}; end it, or give the head another address: "
-                    "bind in [fleet] of head.toml, or SUPERFLUID_FLEET_BIND"
+                    f"{BIND_SETTING}"
                 ) from None
             raise ConfigInvalid(
-                f"can not listen on {bind}: {error.strerror}; correct bind in [fleet] of "
-                "head.toml, or SUPERFLUID_FLEET_BIND"
+                f"can not listen on {bind}: {error.strerror}; correct {BIND_SETTING}"
             ) from None
 
 
-def check_models(state: StateFolder, hint: str) -> list[str]:
-    """The names of the models here; tells of those that can not be served.
+def check_joinable(config: HeadConfig, plans: Iterable[AgentPlan]) -> None:
+    """That agents of this machine can join its head.
+
+    Raises:
+        ConfigInvalid: the head takes no joins and an agent would wait for it for ever.
+    """
+    for plan in plans:
+        if not config.fleet.bind and not plan.head:
+            raise ConfigInvalid(
+                f"the head takes no joins, so {plan.name} could not reach it; set {BIND_SETTING} "
+                'to an address such as "tcp://127.0.0.1:8454", or run it with --head-only'
+            )
+
+
+def check_models(state: StateFolder, hint: str) -> tuple[list[str], list[str]]:
+    """The names of the models here that can be served, and why others can not.
 
     Args:
         hint: the command that makes one.
@@ -127,6 +140,4 @@ def check_models(state: StateFolder, hint: str) -> list[str]:
         raise ModelIncomplete(f"there is no model in {state.models}; make one with: {hint}")
     if not names:
         raise ModelIncomplete(reasons[0])
-    for reason in reasons:
-        note(f"not served: {reason}")
-    return names
+    return names, reasons

@@ -1,4 +1,4 @@
-"""Runs the model program of the agent's side, whose progress is JSON lines."""
+"""Runs programs of the agent's side, which print JSON lines (agent.models, agent.check)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,17 @@ _STOP_S = 10.0
 def run_model_program(
     arguments: Sequence[str], report: Report
 ) -> tuple[Path, list[dict[str, Any]]]:
-    """Run `python -P -m agent.models ...` to its end.
+    """Run `python -P -m agent.models ...` to its end; as `run_program`."""
+    return run_program("agent.models", arguments, report)
+
+
+def run_program(
+    module: str, arguments: Sequence[str], report: Report = lambda step, done, total: None
+) -> tuple[Path, list[dict[str, Any]]]:
+    """Run `python -P -m MODULE ...` to its end.
 
     Args:
+        module: of the program.
         arguments: the command's own.
         report: told each progress line.
 
@@ -34,7 +42,7 @@ def run_model_program(
     """
     done: Path | None = None
     rows = []
-    with _program(arguments) as program:
+    with _program(module, arguments) as program:
         for line in program.stdout or ():
             event = _parse(line)
             if event.get("event") == "progress":
@@ -50,17 +58,17 @@ def run_model_program(
     if program.returncode != 0 or done is None:
         last = one_line(said.strip().splitlines()[-1]) if said.strip() else "it said nothing"
         raise Internal(
-            f"the model program ended with status {program.returncode}: {last}; "
+            f"{module} ended with status {program.returncode}: {last}; "
             "see what is wrong with: sfctl doctor"
         )
     return done, rows
 
 
 @contextmanager
-def _program(arguments: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+def _program(module: str, arguments: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
     """The running program; ended when the `with` is left."""
     program = subprocess.Popen(
-        [sys.executable, "-P", "-m", "agent.models", *arguments],
+        [sys.executable, "-P", "-m", module, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -85,5 +93,5 @@ def _parse(line: str) -> dict[str, Any]:
     except ValueError:
         event = None
     if not isinstance(event, dict):
-        raise Internal(f"the model program said what is no progress line: {one_line(line)}")
+        raise Internal(f"a program of ours said what is no line of JSON: {one_line(line)}")
     return event

@@ -14,10 +14,27 @@ from typing import Any
 from rich.console import Console
 from rich.status import Status
 
+from bus.agent_status import AgentStatus
 from bus.client import Client
 from bus.client_address import api_address
-from bus.errors import ConfigInvalid, NoHead, StartError, TimedOut, TokenRefused
+from bus.errors import (
+    ConfigInvalid,
+    NoHead,
+    NotFound,
+    StartError,
+    SuperfluidError,
+    TimedOut,
+    TokenRefused,
+)
 from bus.state import StateFolder
+from head.cli.agents import (
+    NODE_GROUP,
+    AgentPlan,
+    lasting_fault,
+    not_ready,
+    running_status,
+    served,
+)
 from head.cli.output import one_line
 from head.cli.supervision import FAILED_STATES, Supervisor
 
@@ -25,63 +42,86 @@ _ASK_EVERY_S = 0.2
 _ANSWER_S = 5.0
 #: A process may fail this often before it counts: one restart is not a fault yet.
 _TRIES = 2
+_LAST_LINES = 5
 #: How a service ends that knows why it can not start.
 _SAID = re.compile(r"(?:sf-head|sf-agent|error): (.+)")
-_CLASS_OF_EXIT = {2: ConfigInvalid, 6: TokenRefused}
+_CLASS_OF_EXIT = {2: ConfigInvalid, 5: NotFound, 6: TokenRefused}
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """What has to be there: heads and agents of this machine, and these models on each agent."""
+    """What has to be there on this machine.
+
+    Attributes:
+        heads: 0 or 1.
+        agents: what each is to serve.
+    """
 
     state: StateFolder
     heads: int
-    nodes: int
-    models: tuple[str, ...]
+    agents: tuple[AgentPlan, ...]
 
-    def missing(self, report: Mapping[str, Any]) -> str:
-        """What a status report still lacks; empty when all is there."""
-        nodes = [node for node in report.get("nodes", []) if node.get("state") == "up"]
-        lacking = [text for node in nodes if (text := self._lacks(node))]
-        if len(nodes) - len(lacking) < self.nodes:
-            if len(nodes) < self.nodes:
-                return f"{len(nodes)} of {self.nodes} nodes have joined"
-            return "; ".join(lacking)
-        if self.nodes:
-            for model in report.get("models", []):
-                if model.get("name") in self.models and not model.get("ready"):
-                    return f"{model['name']} at the head: its tokenizer is not ready"
+    def missing_at_agents(self, told: Mapping[str, AgentStatus]) -> str:
+        """What agents still lack by their own word; empty when all is there.
+
+        Raises:
+            SuperfluidError: one can not serve, or not join, and waiting does not mend it.
+        """
+        own_head = self._own_head()
+        for plan in self.agents:
+            if status := told.get(plan.name):
+                fault = lasting_fault(plan.name, status, None if plan.head else own_head)
+                if fault is not None:
+                    raise fault
+        lacking = (not_ready(plan, told.get(plan.name)) for plan in self.agents)
+        return next(filter(None, lacking), "")
+
+    def missing_at_head(self, report: Mapping[str, Any], told: Mapping[str, AgentStatus]) -> str:
+        """What the head's status report lacks of those agents that are its own."""
+        nodes = {node.get("identity"): node for node in report.get("nodes", [])}
+        for plan in self.agents:
+            if plan.head:
+                continue  # It may have another head.
+            node = nodes.get(told[plan.name].identity)
+            if node is None or node.get("state") != "up":
+                return f"{plan.name} has not joined yet"
+            ready = {m["name"] for m in node.get("models", []) if m.get("phase") == "ready"}
+            for model in served(plan, told[plan.name]):
+                if model.name not in ready:
+                    return f"the head has not heard of {model.name} on {plan.name} yet"
+        known = {name for plan in self.agents for name in plan.models}
+        for model in report.get("models", []):
+            here = model.get("name") in known and model.get("head_folder") is not None
+            if here and model.get("nodes") and not model.get("ready"):
+                return f"{model['name']} at the head: its tokenizer is not ready"
         return ""
 
-    def _lacks(self, node: Mapping[str, Any]) -> str:
-        """The first model that a node can not serve yet, with its phase; empty when none."""
-        phases = {model.get("name"): model for model in node.get("models", [])}
-        for name in self.models:
-            found = phases.get(name, {})
-            if found.get("phase") != "ready":
-                why = found.get("problem") or found.get("phase", "not there yet")
-                return f"{name} on {node.get('identity')}: {why}"
-        return ""
+    def _own_head(self) -> str:
+        try:
+            return str((self.state.read_head() or {}).get("fleet", ""))
+        except StartError:
+            return ""
 
 
 def wait_ready(wanted: Readiness, supervisor: Supervisor, timeout_s: float) -> None:
     """Ask until all is there.
 
     Raises:
-        StartError: a service does not stay up; of the class that its exit code means.
+        SuperfluidError: a service does not stay up, or can not serve; of the class of its error.
         TimedOut: not all was there in time; says what was missing.
     """
     deadline = time.monotonic() + timeout_s
     watch = _Watch(supervisor, wanted.state)
     with _spinner() as show, _Asker(wanted) as asker:
         while True:
-            missing = watch.check() or asker.ask()
+            waiting, told = watch.check()
+            missing = wanted.missing_at_agents(told) or waiting or asker.ask(told)
             if not missing:
                 return
             show(missing)
             if time.monotonic() >= deadline:
                 raise TimedOut(
-                    f"not ready after {timeout_s:.0f} s: {missing}; see sfctl logs, or allow more "
+                    f"not ready after {timeout_s:g} s: {missing}; see: sfctl doctor, or allow more "
                     "with --timeout"
                 )
             # Readiness is a figure of another process; asking again is how it is awaited.
@@ -96,13 +136,13 @@ class _Watch:
         self._state = state
         self._starts: dict[str, set[int]] = {}
 
-    def check(self) -> str:
-        """What is not started yet; empty when all processes run.
+    def check(self) -> tuple[str, dict[str, AgentStatus]]:
+        """What is not started yet, and what the agents that run tell of themselves.
 
         Raises:
-            StartError: one does not stay up.
+            StartError: a process does not stay up.
         """
-        waiting = ""
+        waiting, told = "", {}
         for process in self._supervisor.processes():
             starts = self._starts.setdefault(process.name, set())
             if process.started:
@@ -112,23 +152,27 @@ class _Watch:
                 raise why_not_up(self._state, process.name)
             if not process.pid:
                 waiting = f"{process.name} is {process.state.lower()}"
-        return waiting
+            elif process.group == NODE_GROUP:
+                status = running_status(self._state, process)
+                if status is not None:
+                    told[process.name] = status
+        return waiting, told
 
 
-def why_not_up(state: StateFolder, name: str) -> StartError:
+def why_not_up(state: StateFolder, name: str) -> SuperfluidError:
     """The error of a service that ends again and again: its own words, when it said some."""
-    said = _SAID.match(last_line(state.log / f"{name}.log"))
+    log = state.log / f"{name}.log"
+    said = _SAID.match(last_line(log))
     if said is None:
-        return StartError(f"{name} does not stay up; all that it said is in: sfctl logs {name}")
+        error = StartError(f"{name} does not stay up; all that it said is in: sfctl logs {name}")
+        error.add_note(f"last lines of {log}:")
+        for line in _read(log).splitlines()[-_LAST_LINES:]:
+            error.add_note(f"  {line}")
+        return error
     ended = re.compile(rf"exited: {re.escape(name)} \(exit status (\d+);")
     codes = [found[1] for found in ended.finditer(_read(state.log / "supervisord.log"))]
     cls = _CLASS_OF_EXIT.get(int(codes[-1]) if codes else 1, StartError)
     return cls(f"{name} can not start: {said[1]}")
-
-
-def explains_itself(log: Path) -> bool:
-    """Whether the last thing that a service said is why it can not start."""
-    return _SAID.match(last_line(log)) is not None
 
 
 def last_line(file: Path) -> str:
@@ -150,14 +194,15 @@ class _Asker:
         self._wanted = wanted
         self._client: Client | None = None
 
-    def ask(self) -> str:
-        """What is missing; empty when nothing is."""
+    def ask(self, told: Mapping[str, AgentStatus]) -> str:
+        """What is missing at the head; empty when nothing is, or no head is here."""
         if not self._wanted.heads:
             return ""
         try:
             if self._client is None:
                 self._client = Client(api_address(self._wanted.state))
-            return self._wanted.missing(self._client.operation("status", timeout_s=_ANSWER_S))
+            report = self._client.operation("status", timeout_s=_ANSWER_S)
+            return self._wanted.missing_at_head(report, told)
         except (NoHead, TimedOut) as error:
             self._close()
             return f"the head does not answer yet ({one_line(error.message)})"

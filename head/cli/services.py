@@ -1,111 +1,158 @@
-"""`up`, `down` and `logs`: the services of this machine."""
+"""`up` and `down`: the services of this machine."""
 
 from __future__ import annotations
 
 import os
-import time
-from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
 
 import click
 
-from bus.errors import NotFound, StartError, SuperfluidError
+from bus.errors import StartError
 from bus.state import StateFolder
 from head.cli import preflight
+from head.cli.agents import NODE_GROUP, AgentPlan, agent_names, check_agents, plan_agents
 from head.cli.context import CliContext, pass_context
-from head.cli.models import usable_models
-from head.cli.output import note, one_line
+from head.cli.output import note
 from head.cli.processes import ProcessId, descendants, end, process, services_of, wait_ended
-from head.cli.readiness import Readiness, explains_itself, wait_ready
+from head.cli.readiness import Readiness, wait_ready
 from head.cli.supervision import Supervisor
 
 UP_TIMEOUT_S = 180.0
 DOWN_TIMEOUT_S = 70.0
 #: What is left after an orderly stop is asked, and then killed, with this much patience.
 _LEFTOVER_GRACE_S = 10.0
-_FOLLOW_EVERY_S = 0.2
+_START_LOCK = "sfctl-up"
 
 
 @click.command()
-@click.option(
-    "--nodes",
-    type=click.IntRange(1, 256),
-    default=1,
-    show_default=True,
-    help="Node agents to run here.",
-)
+@click.option("--nodes", type=click.IntRange(1, 256), help="Node agents to run here [default: 1].")
 @click.option("--head-only", is_flag=True, help="Run no node agent here.")
 @click.option("--agent-only", is_flag=True, help="Run no head here.")
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cuda", "cpu"]),
+    help="Where workers compute, for this start; agent.toml has it for every one.",
+)
 @pass_context
-def up(context: CliContext, nodes: int, head_only: bool, agent_only: bool) -> None:
-    """Start this machine's head and node agents and wait until they are ready."""
-    if head_only and agent_only:
-        raise click.UsageError("--head-only and --agent-only exclude each other.")
-    start_services(context, heads=0 if agent_only else 1, nodes=0 if head_only else nodes)
+def up(
+    context: CliContext,
+    nodes: int | None,
+    head_only: bool,
+    agent_only: bool,
+    device: str | None,
+) -> None:
+    """Start this machine's head and node agents and wait until they are ready.
+
+    When they run already, see that they are well.
+    """
+    if head_only and (agent_only or nodes or device):
+        other = "--agent-only" if agent_only else "--nodes" if nodes else "--device"
+        raise click.UsageError(f"--head-only and {other} exclude each other.")
+    asked = Services(heads=0 if agent_only else 1, nodes=0 if head_only else nodes or 1)
+    as_they_run = not (nodes or head_only or agent_only)
+    start_services(context, asked, as_they_run=as_they_run, device=device)
 
 
 @click.command()
 @pass_context
 def down(context: CliContext) -> None:
     """End this machine's services; fine when none runs."""
-    note("stopped" if stop_services(context.state(), context.timeout_s) else "nothing was running")
+    state = context.look()
+    stopped = stop_services(state, context.timeout_s)
+    _remove_stand_in(state)
+    note("stopped" if stopped else "nothing was running")
 
 
-@click.command()
-@click.argument("name", default="head")
-@click.option("-f", "--follow", is_flag=True, help="Go on printing what is added.")
-@click.option("-n", "--lines", type=click.IntRange(min=0), default=50, show_default=True)
-@pass_context
-def logs(context: CliContext, name: str, follow: bool, lines: int) -> None:
-    """Print the log of NAME: head, node-1, ..., or supervisord."""
-    file = _log_file(context.state(), name)
-    for line in read_log(file, lines, follow=follow):
-        click.echo(line)
+@dataclass(frozen=True, slots=True)
+class Services:
+    """How many heads and node agents of one machine."""
+
+    heads: int
+    nodes: int
+
+    def __str__(self) -> str:
+        heads = "1 head" if self.heads else "no head"
+        return f"{heads} and {self.nodes} node agent{'s' * (self.nodes != 1)}"
+
+    @property
+    def options(self) -> str:
+        """What `up` needs to start these."""
+        if not self.nodes:
+            return "up --head-only"
+        return f"up{'' if self.heads else ' --agent-only'} --nodes {self.nodes}"
 
 
-def start_services(context: CliContext, *, heads: int, nodes: int) -> bool:
-    """Start and wait until ready; on any failure nothing is left running.
+def start_services(
+    context: CliContext, asked: Services, *, as_they_run: bool = False, device: str | None = None
+) -> bool:
+    """Start and wait until ready; on any failure of a start nothing is left running.
+
+    Args:
+        as_they_run: when some run already, their number is fine as it is.
+        device: of all workers; None leaves it to the agents' configuration.
 
     Returns:
         False when they were running before.
 
     Raises:
-        SuperfluidError: why not; the notes on stderr hold the services' own last words.
+        SuperfluidError: why not.
     """
     state = context.state()
     with _one_start(state):
-        return _start_services(context, state, heads, nodes)
+        supervisor = Supervisor(state)
+        if supervisor.running():
+            _see_running(context, state, supervisor, None if as_they_run else asked, device)
+            return False
+        if device is not None:
+            os.environ["SUPERFLUID_WORKER_DEVICE"] = device
+        _start(context, state, supervisor, asked)
+    return True
 
 
-def _start_services(context: CliContext, state: StateFolder, heads: int, nodes: int) -> bool:
-    supervisor = Supervisor(state)
-    if supervisor.running():
-        _check_same(supervisor, heads, nodes)
-        note("already running")
-        names = tuple(usable_models(state.models))
-        ready = Readiness(state, heads=heads, nodes=nodes, models=names)
-        wait_ready(ready, supervisor, context.timeout_s or UP_TIMEOUT_S)
-        return False
-    models = _check_before_start(context, state, heads, nodes)
+def _see_running(
+    context: CliContext,
+    state: StateFolder,
+    supervisor: Supervisor,
+    asked: Services | None,
+    device: str | None,
+) -> None:
+    """See that what runs is what was asked for, and well."""
+    processes = supervisor.processes()
+    names = [each.name for each in processes if each.group == NODE_GROUP]
+    have = Services(heads=len(processes) - len(names), nodes=len(names))
+    wanted = asked or have
+    if have != wanted or device is not None:
+        again = wanted.options + (f" --device {device}" if device else "")
+        raise StartError(
+            f"{have} run here already; to start {wanted} instead: "
+            f"{context.command('down')} && {context.command(again)}"
+        )
+    plans = tuple(plan_agents(state, names))
+    ready = Readiness(state, heads=have.heads, agents=plans)
+    wait_ready(ready, supervisor, context.timeout_s or UP_TIMEOUT_S)
+    note(f"already running: {have}; look with: {context.command('status')}")
+
+
+def _start(
+    context: CliContext, state: StateFolder, supervisor: Supervisor, asked: Services
+) -> None:
+    plans = _check_before_start(context, state, asked)
     try:
-        supervisor.start(heads=heads, nodes=nodes)
-        ready = Readiness(state, heads=heads, nodes=nodes, models=tuple(models))
+        supervisor.start(heads=asked.heads, nodes=asked.nodes)
+        ready = Readiness(state, heads=asked.heads, agents=tuple(plans))
         wait_ready(ready, supervisor, context.timeout_s or UP_TIMEOUT_S)
-    except BaseException as error:
-        if isinstance(error, SuperfluidError):
-            _show_last_words(state, supervisor)
+    except BaseException:
         stop_services(state, None)
         raise
     note(f"ready; look with: {context.command('status')}  end with: {context.command('down')}")
-    return True
 
 
 @contextmanager
 def _one_start(state: StateFolder) -> Iterator[None]:
     """One start at a time: the failure of a second would take the first one's services down."""
-    lock = state.lock("sfctl-up")
+    lock = state.lock(_START_LOCK)
     try:
         yield
     finally:
@@ -113,9 +160,9 @@ def _one_start(state: StateFolder) -> Iterator[None]:
 
 
 def _check_before_start(
-    context: CliContext, state: StateFolder, heads: int, nodes: int
-) -> list[str]:
-    """The checks of preflight; gives the models here."""
+    context: CliContext, state: StateFolder, asked: Services
+) -> list[AgentPlan]:
+    """The checks of preflight; gives what the agents will do."""
     left = services_of(state.path)
     if left:
         pids = ", ".join(str(each.pid) for each in left)
@@ -125,35 +172,32 @@ def _check_before_start(
         )
     preflight.check_paths(state)
     preflight.check_open_files()
-    config = preflight.head_config(state, os.environ) if heads else None
-    preflight.check_token(state, config, context.command("token new"))
+    config = preflight.head_config(state, os.environ) if asked.heads else None
     if config is not None:
+        preflight.check_token(state, config, context.command("token new"))
         preflight.check_port(config.fleet.bind)
-    return preflight.check_models(state, context.command("model import smollm2"))
+    plans = plan_agents(state, agent_names(asked.nodes))
+    check_agents(plans)
+    not_served = [reason for plan in plans for reason in plan.not_served]
+    if config is not None:
+        preflight.check_joinable(config, plans)
+        _, more = preflight.check_models(state, context.command("model import smollm2"))
+        not_served += more
+    for reason in dict.fromkeys(not_served):
+        note(f"not served: {reason}")
+    return plans
 
 
-def _check_same(supervisor: Supervisor, heads: int, nodes: int) -> None:
-    groups = [process.group for process in supervisor.processes()]
-    have = (groups.count("head"), groups.count("node"))
-    if have != (heads, nodes):
-        raise StartError(
-            f"{have[0]} head and {have[1]} node agents run here already, not {heads} and {nodes}; "
-            "first end them with: sfctl down"
-        )
-
-
-def _show_last_words(state: StateFolder, supervisor: Supervisor) -> None:
-    """What services that did not come up said last."""
+def _remove_stand_in(state: StateFolder) -> None:
+    """Take a run folder in /tmp away, unless a start is under way."""
     try:
-        processes = supervisor.processes()
-    except StartError:
+        lock = state.lock(_START_LOCK)
+    except (StartError, OSError):
         return
-    for each in processes:
-        file = state.log / f"{each.name}.log"
-        if each.state != "RUNNING" and file.exists() and not explains_itself(file):
-            note(f"last lines of {file}:")
-            for line in read_log(file, 5, follow=False):
-                note(f"  {line}")
+    try:
+        state.remove_stand_in()
+    finally:
+        lock.close()
 
 
 def stop_services(state: StateFolder, timeout_s: float | None) -> bool:
@@ -201,32 +245,3 @@ def _stop_in_order(supervisor: Supervisor, mine: list[ProcessId]) -> None:
         if group in groups:
             supervisor.stop_group(group)
     supervisor.shutdown()
-
-
-def read_log(file: Path, lines: int, *, follow: bool) -> Generator[str, None, None]:
-    """The last lines of a log, and with `follow` those that are added, also after a rotation."""
-    opened = file.open(errors="replace")
-    try:
-        yield from map(one_line, deque(opened, maxlen=lines))
-        part = ""
-        while follow:
-            part += opened.readline()
-            if part.endswith("\n"):
-                yield one_line(part)
-                part = ""
-            elif file.exists() and file.stat().st_ino != os.fstat(opened.fileno()).st_ino:
-                opened.close()
-                opened = file.open(errors="replace")
-            else:
-                # A file gives no sign of growth that could be waited for everywhere.
-                time.sleep(_FOLLOW_EVERY_S)
-    finally:
-        opened.close()
-
-
-def _log_file(state: StateFolder, name: str) -> Path:
-    have = sorted(file.stem for file in state.log.glob("*.log")) if state.log.is_dir() else []
-    if name not in have:
-        known = ", ".join(have) or "none; start with: sfctl up"
-        raise NotFound(f"there is no log of {name}; there is: {known}")
-    return state.log / f"{name}.log"

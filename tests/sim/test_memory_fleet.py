@@ -22,7 +22,14 @@ CORES = [
     *("bus/codec.py", "bus/context.py", "bus/endpoint.py", "bus/frames.py", "bus/handshake.py"),
     *("bus/head_session.py", "bus/liveness.py", "bus/node_leases.py", "bus/outbox.py"),
     *("bus/timers.py", "agent/core.py", "agent/served_model.py", "agent/worker/scheduler.py"),
-    *("head/acks.py", "head/answers.py", "head/api.py", "head/book.py", "head/core.py"),
+    *(
+        "head/acks.py",
+        "head/answers.py",
+        "head/answer_operations.py",
+        "head/api.py",
+        "head/book.py",
+        "head/core.py",
+    ),
     *("head/fleet.py", "head/gate.py", "head/outbox.py", "head/placement.py", "head/queueing.py"),
     *("head/reports.py", "head/runs.py", "head/texts.py", "head/waiting.py"),
 ]

@@ -1,0 +1,258 @@
+"""The operations that make, read and end answers: generate, chat, attach, cancel, more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+
+from bus.codec import from_map
+from bus.errors import (
+    ContextLengthExceeded,
+    CursorAhead,
+    Invalid,
+    NotFound,
+    SuperfluidError,
+    TooLarge,
+)
+from bus.ids import ModelName, PackedIds, SessionId, pack_ids
+from bus.messages.api import (
+    NOT_YET,
+    AboutRequest,
+    AttachRequest,
+    ChatRequest,
+    GenerateRequest,
+    GenerationOptions,
+)
+from bus.messages.link import SamplingParams
+from bus.messages.text import MAX_OPTIONS_BYTES, Described, Encode, Encoded, RenderChat
+from head.answers import Answer, Subscription
+from head.effects import ClientKey
+from head.operation import ApiRequest, Core
+from head.texts import MakeJob
+
+#: Until clients have keys, whoever may open the API socket is one owner.
+LOCAL_OWNER = "local"
+
+
+class AnswerOperations:
+    """Owned by the API; works on the head's core."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def generate(self, request: ApiRequest, now: float) -> None:
+        asked = from_map(GenerateRequest, _only_known(request.body))
+        if (asked.prompt is None) == (asked.tokens is None):
+            raise Invalid("give one of prompt (text) and tokens (ids)", param="prompt")
+        if asked.prompt == "" or asked.tokens == ():
+            raise Invalid("the prompt is empty; give at least one token of text", param="prompt")
+        if asked.prompt is not None:
+            self._refuse_hopeless(asked.model, asked.prompt)
+        answer, is_new = self._open_answer(request, asked, now)
+        if not is_new:
+            return
+        if asked.tokens is not None:
+            ids = asked.tokens
+            self._core.texts.when_described(
+                answer.model, lambda known, at: self._admit_ids(answer, known, ids, at), now
+            )
+            return
+        text = asked.prompt or ""
+        self._encode(
+            request.client,
+            answer,
+            lambda job, folder: Encode(job=job, folder=folder, text=text),
+            len(text),
+        )
+
+    def chat(self, request: ApiRequest, now: float) -> None:
+        asked = from_map(ChatRequest, _only_known(request.body))
+        if not asked.messages:
+            raise Invalid("messages is empty; give at least one message", param="messages")
+        messages = msgpack.packb(list(asked.messages))
+        options = msgpack.packb(asked.template or {})
+        if len(options) > MAX_OPTIONS_BYTES:
+            raise TooLarge(
+                f"template has {len(options)} bytes; at most {MAX_OPTIONS_BYTES} are taken",
+                param="template",
+            )
+        answer, is_new = self._open_answer(request, asked, now)
+        if is_new:
+            self._encode(
+                request.client,
+                answer,
+                lambda job, folder: RenderChat(
+                    job=job, folder=folder, messages=messages, options=options
+                ),
+                len(messages),
+            )
+
+    def attach(self, request: ApiRequest, now: float) -> None:
+        asked = from_map(AttachRequest, request.body)
+        answer = self._find(request.client, asked)
+        have = len(answer.tokens)
+        if asked.offset > have:
+            raise CursorAhead(
+                f"offset {asked.offset} is above the answer's {have} tokens; attach at {have}",
+                param="offset",
+                details={"offset": asked.offset, "have": have},
+            )
+        self._subscribe_when_described(request, answer, asked.offset, now)
+
+    def cancel(self, request: ApiRequest, now: float) -> None:
+        asked = from_map(AboutRequest, request.body)
+        answer = self._core.book.subscription(request.client, asked.about).answer
+        self._core.runs.cancel(answer, now)
+        self._core.outbox.reply(request.end({}))
+
+    def more(self, request: ApiRequest, now: float) -> None:
+        asked = from_map(AboutRequest, request.body)
+        subscription = self._core.book.subscription(request.client, asked.about)
+        subscription.grant(asked.credit)
+        self._core.book.pump_one(subscription)
+        self._core.outbox.reply(request.end({}))
+
+    # --- parts --------------------------------------------------------------------------------
+
+    def _open_answer(
+        self, request: ApiRequest, asked: GenerationOptions, now: float
+    ) -> tuple[Answer, bool]:
+        """The answer of a request and whether it is new; a repeated key attaches to its own."""
+        if asked.key is not None:
+            known = self._core.book.by_key(LOCAL_OWNER, asked.key)
+            if known is not None:
+                self._subscribe_when_described(request, known, 0, now)
+                return known, False
+        self._core.texts.folder(asked.model)
+        answer = self._core.new_answer(LOCAL_OWNER, asked, sampling_of(asked), now)
+        self._subscribe(request, answer, 0)
+        self._core.book.add(answer)
+        return answer, True
+
+    def _refuse_hopeless(self, model: ModelName, text: str) -> None:
+        """Refuse a text that no window can hold, before it costs a text process anything."""
+        least = self._core.texts.least_tokens(model, len(text.encode("utf-8", "replace")))
+        window = self._core.fleet.largest_window(model)
+        if window and least > window:
+            raise ContextLengthExceeded(
+                f"the prompt has at least {least} tokens and the largest window for {model} is "
+                f"{window}; shorten the prompt",
+                param="prompt",
+                details={"length": least, "max": window},
+            )
+
+    def _encode(
+        self, client: ClientKey, answer: Answer, make_job: MakeJob, size_bytes: int
+    ) -> None:
+        def encoded(reply: object, now: float) -> None:
+            answer.text_job = None
+            if isinstance(reply, Encoded):
+                ids = reply.ids
+                self._core.texts.when_described(
+                    answer.model, lambda known, at: self._admit(answer, known, ids, at), now
+                )
+            elif isinstance(reply, SuperfluidError):
+                self._core.book.end(answer, "error", now, reply)
+
+        try:
+            answer.text_job = self._core.texts.submit(
+                answer.model, make_job, encoded, client=client, size_bytes=size_bytes
+            )
+        except SuperfluidError as error:
+            self._core.book.end(answer, "error", answer.accepted_s, error)
+
+    def _admit_ids(self, answer: Answer, known: object, ids: tuple[int, ...], now: float) -> None:
+        if isinstance(known, Described) and max(ids) >= len(known.vocabulary):
+            error = Invalid(
+                f"tokens has id {max(ids)}; {answer.model} has ids 0 to "
+                f"{len(known.vocabulary) - 1}",
+                param="tokens",
+            )
+            self._core.book.end(answer, "error", now, error)
+            return
+        self._admit(answer, known, pack_ids(ids), now)
+
+    def _admit(self, answer: Answer, known: object, ids: bytes, now: float) -> None:
+        if answer.ended:
+            return
+        if isinstance(known, SuperfluidError):
+            self._core.book.end(answer, "error", now, known)
+            return
+        if not ids:
+            error = Invalid("the prompt has no tokens; give at least one", param="prompt")
+            self._core.book.end(answer, "error", now, error)
+            return
+        answer.prompt = PackedIds(ids)
+        answer.prompt_tokens = len(ids) // 4
+        try:
+            self._core.runs.waiting.add(answer, now)
+        except SuperfluidError as error:
+            self._core.book.end(answer, "error", now, error)
+
+    def _find(self, client: ClientKey, asked: AttachRequest) -> Answer:
+        named = [asked.about, asked.key, asked.session]
+        if sum(name is not None for name in named) != 1:
+            raise Invalid("name the answer by one of about, key and session", param="about")
+        if asked.about is not None:
+            return self._core.book.subscription(client, asked.about).answer
+        if asked.key is not None:
+            found = self._core.book.by_key(LOCAL_OWNER, asked.key)
+        else:
+            found = self._core.book.by_session(LOCAL_OWNER, asked.session or SessionId(""))
+        if found is None:
+            raise NotFound(
+                "no answer has that key or session; it may have been purged after its retention",
+                param="key" if asked.key is not None else "session",
+            )
+        return found
+
+    def _subscribe_when_described(
+        self, request: ApiRequest, answer: Answer, offset: int, now: float
+    ) -> None:
+        """Read an answer that may be older than this head's knowledge of its tokenizer."""
+
+        def then(known: object, at: float) -> None:
+            if isinstance(known, SuperfluidError):
+                self._core.fail_request(request.client, request.id, known)
+                return
+            try:
+                self._subscribe(request, answer, offset)
+            except SuperfluidError as error:
+                self._core.fail_request(request.client, request.id, error)
+
+        self._core.texts.when_described(answer.model, then, now)
+
+    def _subscribe(self, request: ApiRequest, answer: Answer, offset: int) -> None:
+        subscription = Subscription(
+            client=request.client,
+            request=request.id,
+            answer=answer,
+            credit=request.envelope.credit,
+            offset=offset,
+        )
+        self._core.book.subscribe(subscription)
+        if answer.tokens or answer.ended:
+            self._core.book.pump_one(subscription)
+
+
+def sampling_of(request: GenerationOptions) -> SamplingParams:
+    """The sampling part of a request; seed None stays for the core to draw."""
+    return SamplingParams(
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        min_p=request.min_p,
+        seed=request.seed or 0,
+        ignore_eos=request.ignore_eos,
+    )
+
+
+def _only_known(body: dict[str, Any]) -> dict[str, Any]:
+    """The body, once it asks for nothing that would have to be passed over in silence."""
+    for name in NOT_YET:
+        if body.get(name) not in (None, [], {}, False):
+            raise Invalid(f"{name} is not served by this version; leave it out", param=name)
+    if body.get("n", 1) != 1:
+        raise Invalid("n is served for 1 only; send the request n times", param="n")
+    return body

@@ -1,0 +1,49 @@
+"""A line in which everybody's first stands before anybody's second."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class FairLine(Generic[T]):
+    """Items in line, owner by owner in turn; of one owner the oldest first."""
+
+    def __init__(self) -> None:
+        #: In order of their turns; never an empty deque.
+        self._owners: dict[bytes, deque[T]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._owners.values()))
+
+    def push(self, owner: bytes, item: T) -> None:
+        self._owners.setdefault(owner, deque()).append(item)
+
+    def put_back(self, owner: bytes, item: T) -> None:
+        """Give back what was just popped: it is next again."""
+        items = self._owners.pop(owner, deque())
+        items.appendleft(item)
+        self._owners = {owner: items, **self._owners}
+
+    def pop(self) -> tuple[bytes, T] | None:
+        """The next item with its owner, whose turn then comes after all others'."""
+        if not self._owners:
+            return None
+        owner, items = next(iter(self._owners.items()))
+        item = items.popleft()
+        del self._owners[owner]
+        if items:
+            self._owners[owner] = items
+        return owner, item
+
+    def remove_if(self, unwanted: Callable[[T], bool]) -> None:
+        """Remove the items that nobody wants, wherever they stand."""
+        for owner, items in list(self._owners.items()):
+            left = deque(item for item in items if not unwanted(item))
+            if left:
+                self._owners[owner] = left
+            else:
+                del self._owners[owner]

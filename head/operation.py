@@ -1,0 +1,55 @@
+"""What every API operation works with: one request of a client, and the core that serves it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from bus.errors import SuperfluidError
+from bus.ids import RequestId
+from bus.messages.api import Envelope, GenerationOptions
+from bus.messages.link import SamplingParams
+from head.answers import Answer
+from head.book import AnswerBook
+from head.effects import ClientKey, Reply
+from head.fleet import Fleet
+from head.outbox import Outbox
+from head.runs import Runs
+from head.texts import TextDesk
+
+
+@dataclass(frozen=True, slots=True)
+class ApiRequest:
+    """A request whose envelope is sound; `body` has the operation's own keys, unchecked."""
+
+    client: ClientKey
+    envelope: Envelope
+    body: dict[str, Any]
+
+    @property
+    def id(self) -> RequestId:
+        return self.envelope.id
+
+    def end(self, body: dict[str, Any]) -> Reply:
+        """Its one `end`."""
+        return Reply(client=self.client, body={"id": self.id, "kind": "end", **body})
+
+
+class Core(Protocol):
+    """What the operations need of the head's core."""
+
+    outbox: Outbox
+    texts: TextDesk
+    book: AnswerBook
+    fleet: Fleet
+    runs: Runs
+
+    def new_answer(
+        self, owner: str, request: GenerationOptions, sampling: SamplingParams, now: float
+    ) -> Answer: ...
+
+    def fail_request(
+        self, client: ClientKey, request: RequestId | None, error: SuperfluidError
+    ) -> None: ...
+
+    def status(self, now: float) -> dict[str, Any]: ...
