@@ -134,7 +134,7 @@ class HeadCore:
         try:
             body = decode_body(frames)
             request = readable_id(body)
-            envelope = read_envelope(body)
+            envelope = read_envelope(frames, body)
             self._api.handle(ApiRequest(client, envelope, body), now)
         except DecodeError as error:
             self.outbox.reply(_undecodable(client, error))

@@ -20,6 +20,8 @@ from bus.messages.link import U32, Fraction
 
 MARK = b"SF1"
 MAX_BODY_BYTES = 8 * 1024 * 1024
+#: Mark, body and blobs of one request.
+MAX_FRAMES = 34
 MAX_PROMPT_TOKENS = 1 << 20
 DEFAULT_CREDIT = 256
 MAX_CREDIT = 4096
@@ -210,12 +212,14 @@ def readable_id(body: dict[str, Any]) -> RequestId | None:
     return None
 
 
-def read_envelope(body: dict[str, Any]) -> Envelope:
+def read_envelope(frames: list[bytes], body: dict[str, Any]) -> Envelope:
     """The common keys of a request.
 
     Raises:
-        Invalid: `op` or `id` is missing or wrong.
+        Invalid: `op` or `id` is missing or wrong, or there are too many frames.
     """
+    if len(frames) > MAX_FRAMES:
+        raise Invalid(f"a request of more than {MAX_FRAMES} frames; send fewer blobs")
     envelope = from_map(Envelope, body)
     if not envelope.id:
         raise Invalid("id is empty; choose 1 to 64 bytes", param="id")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import zmq
 
+from bus.messages.api import MAX_FRAMES
 from bus.transport import clock
 from bus.transport.addresses import Binding, shared_context
 from bus.transport.connections import ConnectionTable
@@ -22,8 +23,6 @@ from bus.transport.monitor import SocketMonitor, source_fd
 #: A body has at most 8 MiB; one MiB more, so that a body a little over it gets an answer that says
 #: so, instead of a cut connection.
 MAX_FRAME_BYTES = 9 * 1024 * 1024
-#: Frames of one request: mark, body, blobs. More are read to their end and dropped as a whole.
-MAX_PARTS = 34
 #: Messages per client inside libzmq. Few: each may hold a whole body.
 HIGH_WATER_MESSAGES = 64
 #: What waits for one client outside libzmq. Its credit limits events far below that.
@@ -89,7 +88,8 @@ class ApiServer:
     def receive(self) -> list[tuple[bytes, list[bytes]]]:
         """Requests that came, at most `MAX_BATCH`: `(client, [mark, body, blob...])`.
 
-        Unchecked, but within the limits on size and number of frames.
+        Unchecked, but within the limit on a frame's size. Of one with more than `MAX_FRAMES` frames
+        only the first so many and one more are kept, so that it can be refused.
         """
         self._watch()
         found: list[tuple[bytes, list[bytes]]] = []
@@ -98,9 +98,7 @@ class ApiServer:
                 client = self._router.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            frames = self._read_rest(client)
-            if len(frames) <= MAX_PARTS:
-                found.append((client, frames))
+            found.append((client, self._read_rest(client)))
         return found
 
     def send(self, client: bytes, frames: Sequence[bytes]) -> bool:
@@ -185,7 +183,7 @@ class ApiServer:
             frames = [self._router.recv(zmq.NOBLOCK)]
         while self._router.getsockopt(zmq.RCVMORE):
             part = self._router.recv(zmq.NOBLOCK)
-            if len(frames) <= MAX_PARTS:
+            if len(frames) <= MAX_FRAMES:
                 frames.append(part)
         return frames
 

@@ -15,6 +15,7 @@ import pytest
 import zmq
 
 from bus.errors import NoHead, PortInUse, StartError
+from bus.messages.api import MAX_FRAMES
 from bus.transport import api_server, clock
 from bus.transport.api_client import ApiSocket
 from bus.transport.api_server import ApiServer
@@ -146,12 +147,13 @@ def test_the_backlog_of_a_client_that_reads_nothing_has_an_end(
     assert harness.server.backlog(address) == 0
 
 
-def test_too_many_frames_are_read_to_their_end_and_dropped(harness: Harness) -> None:
+def test_of_too_many_frames_no_more_are_kept_than_to_refuse_them(harness: Harness) -> None:
     with ApiSocket(harness.server.address) as client:
-        client.send([b"x"] * (api_server.MAX_PARTS + 1))
-        client.send([b"x"] * api_server.MAX_PARTS)
-        harness.until(lambda: len(harness.received) == 1)
-        assert len(harness.received[0][1]) == api_server.MAX_PARTS
+        client.send([b"x"] * 1000)
+        client.send([b"x"] * MAX_FRAMES)
+        harness.until(lambda: len(harness.received) == 2)
+        lengths = [len(frames) for _, frames in harness.received]
+        assert lengths == [MAX_FRAMES + 1, MAX_FRAMES]
 
 
 def test_a_frame_over_the_limit_cuts_its_client_only(harness: Harness) -> None:

@@ -399,3 +399,11 @@ def test_cancelled_answer_stays_cancelled_when_its_restart_timer_fires() -> None
 def test_damaged_row_is_a_corrupt_store() -> None:
     with pytest.raises(StoreCorrupt, match="answer 5"):
         Bench(replace(ADMITTED_ANSWER, state="finished", options=b"\xc1"))
+
+
+def test_too_many_frames_are_refused_under_their_id(bench: Bench) -> None:
+    body = encode_body({"op": "ping", "id": b"many"})
+    bench.core.client_request(CLIENT, [MARK, body, *[b"blob"] * 40], 0.0)
+    bench.settle()
+    assert bench.replies[-1]["id"] == b"many"
+    assert "34 frames" in bench.replies[-1]["error"]["message"]
