@@ -25,7 +25,7 @@ from agent.models.folder import ModelFolder
 from agent.models.pull import SOURCES, default_cache, pull
 from agent.models.registry import Unusable, list_models
 from agent.models.writer import check_name
-from bus.errors import Internal, Invalid, StartError, SuperfluidError
+from bus.errors import Internal, StartError, SuperfluidError
 
 #: A step of more units than this reports a unit in a hundred.
 _FINE_STEPS = 200
@@ -58,21 +58,22 @@ def run_pull(arguments: argparse.Namespace) -> Path:
 
 def run_import(arguments: argparse.Namespace) -> Path:
     """`import FILE`: gives the model folder's path."""
+    target = arguments.into / check_name(arguments.name)
     try:
         from agent.models.importer import import_gguf
     except ModuleNotFoundError as error:
         raise _missing(error) from error
-    target = arguments.into / arguments.name
     return import_gguf(arguments.file, target, progress=ProgressLines()).path
 
 
 def run_toy(arguments: argparse.Namespace) -> Path:
     """`toy`: gives the model folder's path."""
+    target = arguments.into / check_name(arguments.name)
     try:
         from agent.models.toy import write_toy
     except ModuleNotFoundError as error:
         raise _missing(error) from error
-    return write_toy(arguments.into / arguments.name, progress=ProgressLines()).path
+    return write_toy(target, progress=ProgressLines()).path
 
 
 def run_ls(arguments: argparse.Namespace) -> Path:
@@ -103,13 +104,6 @@ def _missing(error: ModuleNotFoundError) -> StartError:
     )
 
 
-def _model_name(text: str) -> str:
-    try:
-        return check_name(text)
-    except Invalid as error:
-        raise argparse.ArgumentTypeError(error.message) from error
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -P -m agent.models", description=__doc__)
     commands = parser.add_subparsers(required=True)
@@ -120,11 +114,11 @@ def _parser() -> argparse.ArgumentParser:
     add = commands.add_parser("import", help="make a model folder from a GGUF file")
     add.add_argument("file", type=Path)
     add.add_argument("--into", type=Path, required=True, help="the folder of models")
-    add.add_argument("--name", type=_model_name, required=True)
+    add.add_argument("--name", required=True)
     add.set_defaults(run=run_import)
     add = commands.add_parser("toy", help="make the toy model's folder")
     add.add_argument("--into", type=Path, required=True, help="the folder of models")
-    add.add_argument("--name", type=_model_name, default="toy")
+    add.add_argument("--name", default="toy")
     add.set_defaults(run=run_toy)
     add = commands.add_parser("ls", help="list a folder of models")
     add.add_argument("models", type=Path)

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import select
+import signal
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from bus.agent_status import AgentLink, AgentStatus, write_agent_status
 from bus.errors import ConfigInvalid, NoNode, PortInUse
 from head.cli import cli, preflight
 from tests.e2e.scripted_head import Body, ScriptedHead, answer_of
 
+#: Generous; nothing waits for it to pass.
+LIMIT_S = 30.0
 NODE: Body = {
     "identity": "node-1-abc",
     "state": "up",
@@ -39,11 +50,14 @@ class _Fleet:
 
     def __init__(self) -> None:
         self.node, self.ready = dict(NODE), True
+        self.more: list[Body] = []
 
     def __call__(self, body: Body) -> list[Body]:
         model = MODEL | {"ready": self.ready}
         if body["op"] == "status":
-            return [{"kind": "end", "head": HEAD, "nodes": [self.node], "models": [model]}]
+            return [
+                {"kind": "end", "head": HEAD, "nodes": [self.node, *self.more], "models": [model]}
+            ]
         if body["op"] == "nodes":
             return [{"kind": "end", "nodes": [self.node]}]
         if body["op"] == "models":
@@ -129,7 +143,7 @@ def test_without_a_head_it_is_4_with_the_remedy(tmp_path: Path, command: list[st
     assert result.exit_code == 4
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: ")
-    assert "sfctl up" in line
+    assert f"`sfctl --state {tmp_path} up`" in line
 
 
 def test_a_port_that_another_has() -> None:
@@ -150,3 +164,174 @@ def test_what_takes_no_fixed_port(bind: str) -> None:
 def test_an_address_of_no_card_here() -> None:
     with pytest.raises(ConfigInvalid, match=r"can not listen on tcp://192\.0\.2\.1:8454"):
         preflight.check_port("tcp://192.0.2.1:8454")
+
+
+def test_a_node_that_left_on_purpose_is_no_problem(fleet: tuple[_Fleet, ScriptedHead]) -> None:
+    fleet[0].more = [NODE | {"identity": "node-2-def", "state": "left", "reason": "stopped"}]
+    result = _sfctl(fleet[1], "status")
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+def test_the_command_line_draws_near_the_likeliest(fleet: tuple[_Fleet, ScriptedHead]) -> None:
+    _sfctl(fleet[1], "run", "toy", "hello")
+    _sfctl(fleet[1], "chat", "toy", stdin="hello\n")
+    _sfctl(fleet[1], "run", "toy", "hello", "--temperature", "1")
+    asked = [body for body in fleet[1].requests if body["op"] == "chat"]
+    assert [body["temperature"] for body in asked] == [0.2, 0.2, 1.0]
+
+
+def test_a_chat_with_an_unknown_model_is_5_before_anything_is_read(
+    fleet: tuple[_Fleet, ScriptedHead],
+) -> None:
+    result = _sfctl(fleet[1], "chat", "nosuch", stdin="")
+    assert result.exit_code == 5
+    assert "no model 'nosuch' (it has: toy)" in result.stderr
+    assert fleet[1].ops() == ["models"]
+
+
+MAIN = "from head.cli import main; main()"
+
+
+def _process(head: ScriptedHead, *arguments: str, **streams: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", MAIN, "--api", head.address, *arguments],
+        **{"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, **streams},
+    )
+
+
+@pytest.mark.parametrize(("argument", "prompt"), [("sum it up", "sum it up\n\na b"), ("-", "a b")])
+def test_what_is_piped_in_follows_the_prompt(
+    fleet: tuple[_Fleet, ScriptedHead], argument: str, prompt: str
+) -> None:
+    with _process(fleet[1], "run", "--raw", "toy", argument, stdin=subprocess.PIPE) as process:
+        process.communicate(b"a b", timeout=LIMIT_S)
+    assert process.returncode == 0
+    assert fleet[1].requests[-1]["prompt"] == prompt
+
+
+def test_output_that_nothing_takes_is_one_line_and_1(fleet: tuple[_Fleet, ScriptedHead]) -> None:
+    with (
+        open("/dev/full", "wb") as full,
+        _process(fleet[1], "run", "toy", "hi", stdin=subprocess.DEVNULL, stdout=full) as process,
+    ):
+        _, said = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 1
+    assert said == b"error: can not write the output: No space left on device; send it elsewhere\n"
+
+
+def test_a_reader_that_went_away_is_no_error(fleet: tuple[_Fleet, ScriptedHead]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with _process(fleet[1], "status", stdin=subprocess.DEVNULL, stdout=writer) as process:
+        os.close(writer)
+        _, said = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, said) == (1, b"")
+
+
+class Terminal:
+    """A pseudo terminal whose other end is a process's stdin and stdout."""
+
+    def __init__(self) -> None:
+        self._ours, self.theirs = pty.openpty()
+        self.seen = b""
+
+    def type(self, text: bytes) -> None:
+        os.write(self._ours, text)
+
+    def wait_for(self, text: bytes, times: int = 1) -> None:
+        until = time.monotonic() + LIMIT_S
+        while self.seen.count(text) < times:
+            ready, _, _ = select.select([self._ours], [], [], max(0.0, until - time.monotonic()))
+            assert ready, self.seen
+            self.seen += os.read(self._ours, 4096)
+
+    def close(self) -> None:
+        os.close(self._ours)
+        os.close(self.theirs)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    made = Terminal()
+    yield made
+    made.close()
+
+
+def _interrupt(process: subprocess.Popen[bytes]) -> None:
+    """Press Ctrl-C until it has ended; Python's input() may miss one as it begins to wait."""
+    until = time.monotonic() + LIMIT_S
+    while process.poll() is None and time.monotonic() < until:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(0.3)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def test_ctrl_c_at_the_prompt_clears_the_line_first(
+    fleet: tuple[_Fleet, ScriptedHead], terminal: Terminal
+) -> None:
+    ends = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.theirs)
+    process = _process(fleet[1], "chat", "toy", start_new_session=True, **ends)
+    try:
+        terminal.wait_for(b"> ")
+        terminal.type(b"half a li")
+        terminal.wait_for(b"half a li")
+        process.send_signal(signal.SIGINT)
+        terminal.wait_for(b"once more ends the chat")
+        terminal.wait_for(b"> ", times=2)
+        terminal.type(b"whole\n")
+        terminal.wait_for(b"Hi there")
+        terminal.wait_for(b"> ", times=3)
+        assert fleet[1].requests[-1]["messages"] == [{"role": "user", "content": "whole"}]
+        _interrupt(process)
+        assert process.returncode == 130
+        assert b"error" not in terminal.seen
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_prompt_from_the_terminal_says_how_it_ends(
+    fleet: tuple[_Fleet, ScriptedHead], terminal: Terminal
+) -> None:
+    ends = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.theirs)
+    process = _process(fleet[1], "run", "toy", start_new_session=True, **ends)
+    try:
+        terminal.wait_for(b"Ctrl-D")
+        terminal.type(b"hello\n\x04")
+        terminal.wait_for(b"Hi there")
+        assert process.wait(LIMIT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_following_a_log_ends_quietly(tmp_path: Path, fleet: tuple[_Fleet, ScriptedHead]) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "node-1.log").write_text("one\n")
+    command = ("--state", str(tmp_path), "logs", "-f")
+    with _process(fleet[1], *command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"one\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, said) == (130, b"")
+
+
+def test_logs_take_the_name_of_the_fleet_too(tmp_path: Path) -> None:
+    folder = tmp_path / "nodes" / "node-2"
+    folder.mkdir(parents=True)
+    link = AgentLink(peer="head h1", address="tcp://h:1", up=True)
+    write_agent_status(folder, AgentStatus(1, "gpu-1-abc", link, ()))
+    (tmp_path / "log").mkdir()
+    for name in ("node-1", "node-2"):
+        (tmp_path / "log" / f"{name}.log").write_text(f"of {name}\n")
+    logs = ["--state", str(tmp_path), "logs"]
+    assert CliRunner().invoke(cli, [*logs, "gpu-1-abc"]).stdout == "of node-2\n"
+    assert CliRunner().invoke(cli, logs).stdout == "of node-1\n"
+    missing = CliRunner().invoke(cli, [*logs, "nosuch"])
+    assert missing.exit_code == 5
+    assert "there is: node-1, node-2" in missing.stderr
+    (tmp_path / "log" / "head.log").write_text("of the head\n")
+    assert CliRunner().invoke(cli, logs).stdout == "of the head\n"

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from bus.errors import Invalid, NotFound
+from head.cli.logs import read_log
 from head.cli.models import usable_models
 from head.cli.processes import ProcessId, descendants, end, process, services_of, wait_ended
 from head.cli.program import run_model_program
-from head.cli.services import read_log
 
 #: Says that it is up, then waits for its stdin to close; "deaf" ones pass over TERM.
 WAITER = """

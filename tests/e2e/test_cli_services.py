@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from bus.state import StateFolder
 from head.cli.processes import descendants, process, services_of, wait_ended
 from head.cli.supervision import Supervisor
+from tests.harness.models import toy_model_folder
 
 SFCTL = Path(sys.executable).parent / "sfctl"
 READY_S = 120
@@ -54,16 +56,44 @@ class Machine:
         assert services_of(self.state) == []
         return errors[0]
 
+    def join(self, other: Machine) -> None:
+        """Let agents here join another machine's head, which runs."""
+        head = StateFolder.find(other.state).read_head()
+        assert head is not None
+        (self.state / "agent.toml").write_text(f'[node]\njoin = ["{head["fleet"]}"]\n')
+
+    def take_token(self, other: Machine) -> None:
+        shutil.copy2(other.state / "keys" / "fleet.token", self.state / "keys")
+
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    made = Machine(tmp_path / "state")
-    toy = [sys.executable, "-P", "-m", "agent.models", "toy", "--into", str(made.state / "models")]
-    subprocess.run(toy, check=True, stdout=subprocess.DEVNULL)
+def bare(tmp_path: Path) -> Iterator[Callable[[str], Machine]]:
+    """Makes machines with the toy model and no token."""
+    made: list[Machine] = []
+
+    def make(name: str) -> Machine:
+        machine = Machine(tmp_path / name)
+        StateFolder.resolve(machine.state)
+        (machine.state / "models" / "toy").symlink_to(toy_model_folder().path)
+        made.append(machine)
+        return machine
+
+    yield make
+    for machine in made:
+        machine.sfctl("down")
+        assert services_of(machine.state) == []
+
+
+@pytest.fixture
+def machine(bare: Callable[[str], Machine]) -> Machine:
+    made = bare("state")
     made.ok("token", "new")
-    yield made
-    made.sfctl("down")
-    assert services_of(made.state) == []
+    return made
+
+
+@pytest.fixture
+def second(bare: Callable[[str], Machine]) -> Machine:
+    return bare("second")
 
 
 def test_up_serves_and_down_leaves_nothing(machine: Machine) -> None:
@@ -76,9 +106,13 @@ def test_up_serves_and_down_leaves_nothing(machine: Machine) -> None:
     assert len(answer["tokens"]) == answer["usage"]["completion"] <= 8
     assert answer["node"] in {node["identity"] for node in status["nodes"]}
     assert "already running" in machine.sfctl("up", "--nodes", "2").stderr
-    other = machine.sfctl("up", "--nodes", "3")
-    assert other.returncode == 1
-    assert "sfctl down" in other.stderr
+    assert "already running: 1 head and 2 node agents" in machine.sfctl("up").stderr
+    for other in (("--nodes", "3"), ("--agent-only",), ("--nodes", "2", "--device", "cpu")):
+        refused = machine.sfctl("up", *other)
+        assert refused.returncode == 1
+        assert f"{SFCTL} --state {machine.state} down && " in refused.stderr
+    assert {"node-1", "node-2"} <= set(machine.ok("status").split())
+    assert machine.ok("doctor").count(" yes ") == len(machine.ok("doctor").splitlines()) - 1
     assert machine.ok("logs", "node-1", "-n", "3").count("\n") <= 3
     supervisor = Supervisor(StateFolder.resolve(machine.state))
     everything = [*descendants(supervisor.pid()), process(supervisor.pid())]
@@ -121,9 +155,135 @@ def test_an_interrupted_up_leaves_nothing(machine: Machine) -> None:
     assert services_of(machine.state) == []
 
 
-def test_a_wrong_key_of_the_agent_is_2_and_leaves_nothing(machine: Machine) -> None:
+@pytest.mark.parametrize(
+    ("toml", "code", "says"),
+    [
+        ("[worker]\nlane = 3\n", 2, "worker.lanes"),
+        ('[node]\njion = ["tcp://127.0.0.1:1"]\n', 2, "node.join"),
+        ('[node]\njoin = "tcp://127.0.0.1:1"\n', 2, "a list of texts"),
+        ('[node]\njoin = ["127.0.0.1:8454"]\n', 2, "as in tcp://127.0.0.1:8454"),
+        ("[node\n", 2, "no TOML"),
+        ('[worker]\ndevice = "gpu"\n', 2, "auto, cpu, cuda"),
+        ('[models]\nnames = ["llama9"]\n', 5, "llama9"),
+        ('[node]\ntoken_file = "/nonexistent"\n', 6, "/nonexistent"),
+    ],
+)
+def test_a_wrong_agent_toml_starts_nothing(
+    machine: Machine, toml: str, code: int, says: str
+) -> None:
+    (machine.state / "agent.toml").write_text(toml)
+    assert says in machine.fails(code, "up", "--agent-only")
+    doctor = machine.sfctl("doctor")
+    assert doctor.returncode == 3
+    assert says in doctor.stdout
+    assert list((machine.state / "log").iterdir()) == []
+
+
+def test_nor_does_one_beside_a_head(machine: Machine) -> None:
     (machine.state / "agent.toml").write_text("[worker]\nlane = 3\n")
     assert "worker.lanes" in machine.fails(2, "up")
+
+
+@pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="this machine has a GPU")
+@pytest.mark.parametrize("way", ["file", "option"])
+def test_a_gpu_that_is_not_there_is_1_at_once(machine: Machine, way: str) -> None:
+    if way == "file":
+        (machine.state / "agent.toml").write_text('[worker]\ndevice = "cuda"\n')
+    begin = time.monotonic()
+    line = machine.fails(1, "up", *(("--device", "cuda") if way == "option" else ()))
+    assert time.monotonic() - begin < READY_S / 2
+    assert line.startswith("error: node-1 can not serve toy: device cuda can not be used")
+
+
+def test_a_head_that_takes_no_joins_is_2_at_once(machine: Machine) -> None:
+    machine.env["SUPERFLUID_FLEET_BIND"] = ""
+    assert "bind in [fleet]" in machine.fails(2, "up")
+
+
+def test_a_head_that_is_not_there_is_waited_for_and_named(machine: Machine) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
+        (machine.state / "agent.toml").write_text(f'[node]\njoin = ["{address}"]\n')
+        line = machine.fails(8, "--timeout", "3", "up", "--agent-only")
+    assert line.startswith("error: not ready after 3 s: node-1: ")
+    assert address in line
+
+
+def test_another_heads_token_is_6_at_once(machine: Machine, second: Machine) -> None:
+    machine.ok("up", "--head-only")
+    second.ok("token", "new")
+    second.join(machine)
+    begin = time.monotonic()
+    line = second.fails(6, "up", "--agent-only")
+    assert time.monotonic() - begin < READY_S / 2
+    assert line.startswith("error: node-1 can not join: ")
+    assert "copy the head's token file" in line
+
+
+def test_a_machine_of_agents_knows_how_they_are(machine: Machine, second: Machine) -> None:
+    machine.ok("up", "--head-only")
+    second.join(machine)
+    missing = second.fails(6, "up", "--agent-only")
+    assert "copy the head's token file" in missing
+    assert "copy the head's token file" in second.sfctl("doctor").stdout
+    second.take_token(machine)
+    second.ok("up", "--agent-only")
+    assert "already running: no head and 1 node agent" in second.sfctl("up").stderr
+    (agent,) = json.loads(second.ok("status", "-o", "json"))["agents"]
+    assert (agent["name"], agent["linked"], agent["models"]) == ("node-1", True, ["toy (ready)"])
+    (node,) = json.loads(machine.ok("node", "ls", "-o", "json"))
+    assert (node["identity"], node["state"]) == (agent["identity"], "up")
+    second.ok("doctor")
+    assert second.ok("logs", "-n", "1") == second.ok("logs", agent["identity"], "-n", "1")
+    machine.ok("down")
+    _until(lambda: second.sfctl("status").returncode == 3)
+    sick = second.sfctl("doctor")
+    assert sick.returncode == 3
+    (links,) = [line for line in sick.stdout.splitlines() if line.startswith("links ")]
+    assert " no " in links
+    assert "node-1: " in links
+    waiting = second.sfctl("--timeout", "1", "up")
+    assert waiting.returncode == 8
+    assert services_of(second.state) != []
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + READY_S
+    while not condition():
+        assert time.monotonic() < deadline
+
+
+def test_the_remedy_for_no_node_works_as_it_stands(machine: Machine) -> None:
+    machine.ok("up", "--head-only")
+    status = machine.sfctl("status")
+    assert status.returncode == 3
+    (problem,) = [line for line in status.stderr.splitlines() if "no node is here" in line]
+    command = problem.split("machine: ", 1)[1].split(";", 1)[0]
+    subprocess.run(["sh", "-c", command], env=machine.env, check=True, timeout=2 * READY_S)
+    assert json.loads(machine.ok("status", "-o", "json"))["problems"] == []
+
+
+def test_a_model_that_only_a_node_has_names_the_head(machine: Machine) -> None:
+    folder = machine.state.parent / "models"
+    folder.mkdir()
+    shutil.copytree(machine.state / "models" / "toy", folder / "tiny")
+    (machine.state / "agent.toml").write_text(f'[models]\nfolder = "{folder}"\n')
+    machine.ok("up")
+    status = machine.sfctl("status")
+    assert status.returncode == 3
+    assert "model tiny is not imported on the head" in status.stderr
+
+
+def test_down_leaves_no_stand_in_of_a_long_path(machine: Machine) -> None:
+    machine.state = machine.state.rename(machine.state.with_name("s" * 90))
+    run = StateFolder.resolve(machine.state).run
+    assert run.parent != machine.state
+    machine.ok("up", "--head-only")
+    machine.ok("down")
+    assert not run.exists()
+    machine.sfctl("status")
+    assert not run.exists()
 
 
 def test_a_wrong_key_of_the_head_is_2(machine: Machine) -> None:
@@ -137,10 +297,14 @@ def test_a_missing_token_is_6(machine: Machine) -> None:
 
 
 def test_a_model_that_lacks_a_file_is_1_and_named(machine: Machine) -> None:
-    (machine.state / "models" / "toy" / "tokenizer.json").unlink()
+    toy = machine.state / "models" / "toy"
+    whole = toy.resolve()
+    toy.unlink()
+    shutil.copytree(whole, toy)
+    (toy / "tokenizer.json").unlink()
     line = machine.fails(1, "up")
     assert "tokenizer.json" in line
-    assert "sfctl model import" in line
+    assert f"`{SFCTL} --state {machine.state} model import FILE.gguf --name toy`" in line
 
 
 def test_no_model_is_1(machine: Machine) -> None:

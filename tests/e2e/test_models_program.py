@@ -70,9 +70,15 @@ def test_a_file_that_can_not_be_imported_is_one_line(
 
 def test_wrong_usage_is_exit_code_2(tmp_path: Path) -> None:
     assert run()[0] == 2
-    code, events, stderr = run("toy", "--into", tmp_path, "--name", "../up")
-    assert (code, events) == (2, [])
-    assert "is no model name" in stderr
+    assert run("toy", "--name", "up")[0] == 2
+
+
+@pytest.mark.parametrize("command", [("toy",), ("import", "/nonexistent/x.gguf")])
+def test_a_wrong_name_is_an_error_of_its_class(tmp_path: Path, command: tuple[str, ...]) -> None:
+    code, events, stderr = run(*command, "--into", tmp_path, "--name", "../up")
+    assert (code, stderr) == (1, "")
+    assert events[-1]["code"] == "invalid"
+    assert "is no model name" in events[-1]["message"]
 
 
 @pytest.mark.parametrize(("missing", "command"), [("gguf", "import"), ("onnx", "toy")])

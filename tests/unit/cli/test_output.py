@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from head.cli.output import one_line, plain_table, print_rows, progress_bars
+from head.cli.output import fitting_table, one_line, plain_table, print_rows, progress_bars
 
 ROWS = [
     {"name": "smollm2", "ready": True, "nodes": ["a", "b"], "rate": 12.345},
@@ -39,3 +39,10 @@ def test_no_bars_outside_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_bars() as report:
         report("download", 1, 2)
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_table_is_taken_only_when_nothing_has_to_be_cut() -> None:
+    cells = [["vm-8247ec", "smollm2 (ready)"]]
+    # Two columns of 9 and 15, with a border and a space on each side of each.
+    assert fitting_table(("identity", "models"), cells, 31) is not None
+    assert fitting_table(("identity", "models"), cells, 30) is None

@@ -10,8 +10,9 @@ from bus.config import load_config
 from bus.errors import ConfigInvalid, TokenRefused
 from bus.state import StateFolder
 from head.cli import preflight
+from head.cli.agents import AgentPlan, check_agents
 from head.cli.keys import make_token
-from head.config import HeadConfig
+from head.config import FleetSection, HeadConfig
 
 
 def _state(path: Path) -> StateFolder:
@@ -33,8 +34,6 @@ def test_a_missing_token_names_the_command(tmp_path: Path) -> None:
     state = _state(tmp_path)
     with pytest.raises(TokenRefused, match="sfctl token new"):
         preflight.check_token(state, HeadConfig(), "sfctl token new")
-    with pytest.raises(TokenRefused, match="copy the head's token file"):
-        preflight.check_token(state, None, "sfctl token new")
     make_token(state.keys)
     preflight.check_token(state, HeadConfig(), "sfctl token new")
 
@@ -49,3 +48,35 @@ def test_a_misspelt_key_names_the_nearest(tmp_path: Path) -> None:
 def test_the_shipped_head_toml_is_every_default() -> None:
     shipped = Path(__file__).parents[3] / "conf" / "head.toml"
     assert load_config(HeadConfig, shipped, {}, {}) == HeadConfig()
+
+
+@pytest.mark.parametrize(
+    ("bind", "says"),
+    [
+        ("127.0.0.1:8555", "as in tcp://127.0.0.1:8555"),
+        ("tcp://127.0.0.1:80000", "up to 65535"),
+        ("tcp://127.0.0.1", "tcp://HOST:PORT"),
+        ("8454", "bind in \\[fleet\\] of head.toml"),
+    ],
+)
+def test_what_is_no_address_to_listen_at(bind: str, says: str) -> None:
+    with pytest.raises(ConfigInvalid, match=says):
+        preflight.check_port(bind)
+
+
+def test_agents_that_could_never_join_are_found() -> None:
+    deaf = HeadConfig(fleet=FleetSection(bind=""))
+    with pytest.raises(ConfigInvalid, match="node-1 could not reach it; set bind"):
+        preflight.check_joinable(deaf, [AgentPlan("node-1")])
+    preflight.check_joinable(deaf, [AgentPlan("node-1", head="tcp://other:8454")])
+    preflight.check_joinable(deaf, [])
+    preflight.check_joinable(HeadConfig(), [AgentPlan("node-1")])
+
+
+def test_agents_with_one_identity_are_found() -> None:
+    check_agents([AgentPlan("node-1", "a"), AgentPlan("node-2", "b")])
+    with pytest.raises(ConfigInvalid, match="node-1 and node-2 would both be a"):
+        check_agents([AgentPlan("node-1", "a"), AgentPlan("node-2", "a")])
+    broken = AgentPlan("node-1", "a", problems=(("token", TokenRefused("no token")),))
+    with pytest.raises(TokenRefused, match="no token"):
+        check_agents([broken])

@@ -1,61 +1,138 @@
-"""When a fleet counts as ready, and what `status` calls a problem."""
+"""When the services of a machine count as ready, and what can not pass by waiting."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bus.agent_status import AgentLink, AgentModel, AgentStatus
+from bus.errors import ConfigInvalid, StartError, SuperfluidError, TokenRefused
 from bus.state import StateFolder
-from head.cli.nodes import problems
+from head.cli.agents import AgentPlan
 from head.cli.readiness import Readiness
+
+HEAD = "tcp://127.0.0.1:8454"
+LINK = AgentLink(peer="head h1", address=HEAD, up=True)
+TOY = AgentModel(name="toy", phase="ready")
+
+
+def _status(
+    identity: str = "h-a", *, link: AgentLink = LINK, model: AgentModel = TOY
+) -> AgentStatus:
+    return AgentStatus(1, identity, link, (model,))
 
 
 def _node(identity: str, phase: str = "ready", state: str = "up") -> dict[str, Any]:
-    model = {"name": "toy", "phase": phase, "problem": ""}
-    return {"identity": identity, "state": state, "reason": "", "models": [model]}
+    return {"identity": identity, "state": state, "models": [{"name": "toy", "phase": phase}]}
 
 
-def _report(*nodes: dict[str, Any], ready: bool = True) -> dict[str, Any]:
-    return {"nodes": list(nodes), "models": [{"name": "toy", "ready": ready}]}
+def _report(*nodes: dict[str, Any], **model: Any) -> dict[str, Any]:
+    toy = {"name": "toy", "ready": True, "nodes": ["h-a"], "head_folder": "/m/toy"} | model
+    return {"nodes": list(nodes), "models": [toy]}
 
 
 @pytest.fixture
 def wanted(tmp_path: Path) -> Readiness:
     state = StateFolder.resolve(tmp_path)
-    return Readiness(state, heads=1, nodes=2, models=("toy",))
+    state.write_head({"fleet": HEAD})
+    plans = tuple(AgentPlan(name, models=("toy",)) for name in ("node-1", "node-2"))
+    return Readiness(state, heads=1, agents=plans)
 
 
-def test_both_nodes_with_their_model_are_ready(wanted: Readiness) -> None:
-    assert wanted.missing(_report(_node("h-a"), _node("h-b"))) == ""
+BOTH = {"node-1": _status("h-a"), "node-2": _status("h-b")}
+
+
+def test_both_agents_with_their_model_are_ready(wanted: Readiness) -> None:
+    assert wanted.missing_at_agents(BOTH) == ""
+    assert wanted.missing_at_head(_report(_node("h-a"), _node("h-b")), BOTH) == ""
+
+
+@pytest.mark.parametrize(
+    ("second", "says"),
+    [
+        (None, "node-2 is starting"),
+        (_status(link=dataclasses.replace(LINK, up=False)), "node-2: not linked to head h1 yet"),
+        (
+            _status(link=AgentLink(peer="p", address=HEAD, code="unreachable", reason="no way")),
+            "node-2: no way",
+        ),
+        (_status(model=AgentModel(name="toy", phase="loading")), "node-2: toy is loading"),
+        (
+            _status(model=AgentModel(name="toy", phase="failed", problem="killed", failures=1)),
+            "node-2: toy is failed (killed)",
+        ),
+    ],
+)
+def test_what_an_agent_lacks_is_named(
+    wanted: Readiness, second: AgentStatus | None, says: str
+) -> None:
+    told = {"node-1": _status()} | ({"node-2": second} if second else {})
+    assert wanted.missing_at_agents(told) == says
 
 
 @pytest.mark.parametrize(
     ("report", "says"),
     [
-        (_report(), "0 of 2 nodes have joined"),
-        (_report(_node("h-a"), _node("h-b", state="down")), "1 of 2 nodes have joined"),
-        (_report(_node("h-a"), _node("h-b", "loading")), "toy on h-b: loading"),
-        (_report(_node("h-a"), _node("h-b"), ready=False), "toy at the head"),
+        (_report(_node("h-a")), "node-2 has not joined yet"),
+        (_report(_node("h-a"), _node("h-b", state="down")), "node-2 has not joined yet"),
+        (_report(_node("h-a", "loading"), _node("h-b")), "not heard of toy on node-1"),
+        (_report(_node("h-a"), _node("h-b"), ready=False), "toy at the head: its tokenizer"),
     ],
 )
-def test_what_is_missing_is_named(wanted: Readiness, report: dict[str, Any], says: str) -> None:
-    assert says in wanted.missing(report)
+def test_what_the_head_lacks_is_named(wanted: Readiness, report: dict[str, Any], says: str) -> None:
+    assert says in wanted.missing_at_head(report, BOTH)
 
 
-def test_a_healthy_fleet_has_no_problem() -> None:
-    assert problems(_report(_node("n1"))) == []
+def test_nodes_of_other_machines_do_not_count(wanted: Readiness) -> None:
+    others = _report(_node("far-1"), _node("far-2"))
+    assert wanted.missing_at_head(others, BOTH) == "node-1 has not joined yet"
 
 
-def test_each_problem_names_its_place() -> None:
-    down = _node("n2", state="down") | {"reason": "silent for 30 s"}
-    broken = _node("n1")
-    broken["models"][0]["problem"] = "model.onnx is missing"
-    found = problems(_report(broken, down, ready=False))
-    assert found == [
-        "node n2 is down: silent for 30 s",
-        "node n1 can not serve toy: model.onnx is missing",
-        "model toy is not ready on any node",
-    ]
-    assert "sfctl up" in problems({"nodes": [], "models": []})[0]
+def test_a_model_that_the_head_has_not_is_not_waited_for(wanted: Readiness) -> None:
+    report = _report(_node("h-a"), _node("h-b"), ready=False, head_folder=None)
+    assert wanted.missing_at_head(report, BOTH) == ""
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (_status(link=AgentLink(peer="p", address=HEAD, code="token_refused")), TokenRefused),
+        (_status(link=AgentLink(peer="p", address=HEAD, code="peer_key_differs")), TokenRefused),
+        (_status(link=AgentLink(peer="p", address=HEAD, code="identity_in_use")), StartError),
+        (_status(link=AgentLink(peer="p", address=HEAD, code="no_common_version")), StartError),
+        (
+            _status(model=AgentModel(name="toy", phase="failed", code="start_failed", failures=1)),
+            StartError,
+        ),
+        (
+            _status(model=AgentModel(name="toy", phase="loading", code="config_invalid")),
+            ConfigInvalid,
+        ),
+        (_status(model=AgentModel(name="toy", phase="loading", failures=2)), StartError),
+    ],
+)
+def test_what_waiting_does_not_mend_ends_it(
+    wanted: Readiness, status: AgentStatus, error: type[SuperfluidError]
+) -> None:
+    with pytest.raises(SuperfluidError, match=r"^node-2 can not ") as caught:
+        wanted.missing_at_agents({"node-2": status})
+    assert type(caught.value) is error
+
+
+def test_another_fleets_head_may_refuse_before_our_own_is_found(wanted: Readiness) -> None:
+    elsewhere = AgentLink(peer="p", address="tcp://127.0.0.1:40001", code="token_refused")
+    assert wanted.missing_at_agents({"node-1": _status(link=elsewhere)}) != ""
+    joins = AgentPlan("node-1", head="tcp://127.0.0.1:40001", models=("toy",))
+    with pytest.raises(TokenRefused):
+        dataclasses.replace(wanted, agents=(joins,)).missing_at_agents(
+            {"node-1": _status(link=elsewhere)}
+        )
+
+
+def test_a_model_imported_after_the_start_is_not_waited_for(wanted: Readiness) -> None:
+    plan = AgentPlan("node-1", models=("new", "toy"))
+    ready = dataclasses.replace(wanted, agents=(plan,))
+    assert ready.missing_at_agents({"node-1": _status()}) == ""
