@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 SFCTL := $(BIN)/sfctl --state $(STATE)
 STAMP := $(VENV)/.installed
 STAMP_DEV := $(VENV)/.installed-dev
-PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS)
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_FLAGS)
 
 .PHONY: help venv venv-dev demo stop test lint unit wheel-check bench-engine bench-fleet clean
 
@@ -29,14 +29,17 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "error: superfluid needs Python 3.11 or newer; $(PYTHON) is" \
 	    "$$($(PYTHON) -V 2>&1 || echo not there). Try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@echo "making the environment $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
 
 $(STAMP): setup.cfg pyproject.toml | $(BIN)/python
-	$(PIP) -e '.[import]'
+	@echo "installing superfluid and what it needs into $(VENV): some hundred MB, a minute or more"
+	@$(PIP) -e '.[import]'
 	@touch $@
 
 $(STAMP_DEV): setup.cfg pyproject.toml | $(BIN)/python
-	$(PIP) -e '.[dev]'
+	@echo "installing superfluid, what it needs and what its tests need into $(VENV)"
+	@$(PIP) -e '.[dev]'
 	@touch $@ $(STAMP)
 
 venv: $(STAMP)

@@ -56,6 +56,19 @@ def descendants(pid: int) -> list[ProcessId]:
     return out
 
 
+def await_begun(keeper: int, timeout_s: float) -> None:
+    """Wait until all children of supervisord have become what they are to be.
+
+    Between fork and exec a child still has supervisord's signal handlers, and loses a SIGTERM.
+    """
+    deadline = time.monotonic() + timeout_s
+    while any(_KEEPER in _words(each.pid) for each in descendants(keeper)):
+        if time.monotonic() >= deadline:
+            return
+        # It takes a millisecond, and the system tells nobody of an exec.
+        time.sleep(0.005)
+
+
 def services_of(state: Path) -> list[ProcessId]:
     """What supervisord ever started for a state folder and still runs, and itself."""
     folder = b"SUPERFLUID_STATE=" + os.fsencode(state)
@@ -63,9 +76,9 @@ def services_of(state: Path) -> list[ProcessId]:
     for pid in _pids():
         try:
             environment = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
-            words = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
+        words = _words(pid)
         ours = folder in environment and (_MARK in environment or _KEEPER in words)
         known = process(pid) if ours else None
         if known is not None and known.alive and pid != os.getpid():
@@ -109,6 +122,14 @@ def _signal(processes: Iterable[ProcessId], number: signal.Signals) -> list[Proc
                 continue
             told.append(each)
     return told
+
+
+def _words(pid: int) -> list[bytes]:
+    """The command line of a process; empty when it has ended."""
+    try:
+        return (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def _pids() -> list[int]:

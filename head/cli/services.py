@@ -15,7 +15,15 @@ from head.cli import preflight
 from head.cli.agents import NODE_GROUP, AgentPlan, agent_names, check_agents, plan_agents
 from head.cli.context import CliContext, pass_context
 from head.cli.output import note
-from head.cli.processes import ProcessId, descendants, end, process, services_of, wait_ended
+from head.cli.processes import (
+    ProcessId,
+    await_begun,
+    descendants,
+    end,
+    process,
+    services_of,
+    wait_ended,
+)
 from head.cli.readiness import Readiness, wait_ready
 from head.cli.supervision import Supervisor
 
@@ -238,6 +246,7 @@ def _stop_in_order(supervisor: Supervisor, mine: list[ProcessId]) -> None:
         StartError: supervisord does not do as it is told.
     """
     pid = supervisor.pid()
+    await_begun(pid, _LEFTOVER_GRACE_S)
     itself = process(pid)
     mine += descendants(pid) + ([itself] if itself else [])
     groups = {each.group for each in supervisor.processes()}

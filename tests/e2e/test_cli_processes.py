@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,15 @@ import pytest
 from bus.errors import Invalid, NotFound
 from head.cli.logs import read_log
 from head.cli.models import usable_models
-from head.cli.processes import ProcessId, descendants, end, process, services_of, wait_ended
+from head.cli.processes import (
+    ProcessId,
+    await_begun,
+    descendants,
+    end,
+    process,
+    services_of,
+    wait_ended,
+)
 from head.cli.program import run_model_program
 
 #: Says that it is up, then waits for its stdin to close; "deaf" ones pass over TERM.
@@ -96,6 +105,34 @@ def test_children_of_children_are_found() -> None:
         started.wait()
         assert started.stdout is not None
         started.stdout.close()
+
+
+#: Forks a child that has the parent's command line until it is told to become another program.
+FORKER = """
+import os, sys
+if os.fork() == 0:
+    sys.stdin.readline()
+    os.execvp("cat", ["cat"])
+print("up", flush=True)
+os.wait()
+"""
+
+
+def test_a_child_that_is_still_its_keeper_is_waited_for() -> None:
+    keeper = _start(FORKER, "supervisor.supervisord")
+    try:
+        begin = time.monotonic()
+        await_begun(keeper.pid, 0.2)
+        assert time.monotonic() - begin >= 0.2
+        assert keeper.stdin is not None
+        keeper.stdin.write(b"\n")
+        keeper.stdin.flush()
+        await_begun(keeper.pid, 30)
+        assert time.monotonic() - begin < 30
+        (child,) = descendants(keeper.pid)
+        assert Path(f"/proc/{child.pid}/cmdline").read_bytes() == b"cat\0"
+    finally:
+        keeper.communicate()
 
 
 def test_the_model_programs_lines_become_progress_and_a_path(tmp_path: Path) -> None:
