@@ -189,7 +189,7 @@ def _check_model(client: Client, model: str) -> None:
     if model not in known:
         raise NotFound(
             f"the fleet has no model {model!r} (it has: {', '.join(known) or 'none'}); "
-            "get one with: sfctl model import",
+            "get one with: sfctl model import FILE.gguf --name NAME",
             param="model",
         )
 
