@@ -258,14 +258,12 @@ def terminal() -> Iterator[Terminal]:
 
 
 def _interrupt(process: subprocess.Popen[bytes]) -> None:
-    """Press Ctrl-C until it has ended; Python's input() may miss one as it begins to wait."""
+    """Press Ctrl-C once it waits for the keyboard; input() misses one that comes just before."""
     until = time.monotonic() + LIMIT_S
-    while process.poll() is None and time.monotonic() < until:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(0.3)
-        except subprocess.TimeoutExpired:
-            continue
+    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
 
 
 def test_ctrl_c_at_the_prompt_clears_the_line_first(
@@ -277,7 +275,7 @@ def test_ctrl_c_at_the_prompt_clears_the_line_first(
         terminal.wait_for(b"> ")
         terminal.type(b"half a li")
         terminal.wait_for(b"half a li")
-        process.send_signal(signal.SIGINT)
+        _interrupt(process)
         terminal.wait_for(b"once more ends the chat")
         terminal.wait_for(b"> ", times=2)
         terminal.type(b"whole\n")
@@ -285,7 +283,10 @@ def test_ctrl_c_at_the_prompt_clears_the_line_first(
         terminal.wait_for(b"> ", times=3)
         assert fleet[1].requests[-1]["messages"] == [{"role": "user", "content": "whole"}]
         _interrupt(process)
-        assert process.returncode == 130
+        terminal.wait_for(b"once more ends the chat", times=2)
+        terminal.wait_for(b"> ", times=4)
+        _interrupt(process)
+        assert process.wait(LIMIT_S) == 130
         assert b"error" not in terminal.seen
     finally:
         process.kill()

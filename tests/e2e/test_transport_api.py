@@ -178,7 +178,7 @@ def test_a_second_server_is_refused_and_the_first_goes_on(harness: Harness) -> N
     ("address", "text"),
     [
         ("tcp://198.51.100.1:0", "no address of this machine"),
-        ("tcp://127.0.0.1:nonsense", "no address of this machine"),
+        ("tcp://127.0.0.1:nonsense", "write it as tcp://HOST:PORT"),
         ("ipc:///" + "x" * 120, "choose a shorter state folder"),
     ],
 )
