@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 import threading
 import time
 import weakref
@@ -57,6 +58,19 @@ def _describe(pid: int) -> str:
     except OSError:
         return str(pid)
     return f"{pid} ({raw.replace(bytes(1), b' ').decode(errors='replace').strip() or 'zombie'})"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def runtime_folder() -> Iterator[None]:
+    """Run folders of state folders with long paths end with the tests, not in /tmp for ever."""
+    before = os.environ.get("XDG_RUNTIME_DIR")
+    with tempfile.TemporaryDirectory(prefix="sf-") as folder:
+        os.environ["XDG_RUNTIME_DIR"] = folder
+        yield
+        if before is None:
+            del os.environ["XDG_RUNTIME_DIR"]
+        else:
+            os.environ["XDG_RUNTIME_DIR"] = before
 
 
 @pytest.fixture(autouse=True)
