@@ -65,7 +65,7 @@ def connect(
     """
     named = address or (None if state else os.environ.get("SUPERFLUID_API"))
     if named is None:
-        named = api_address(StateFolder.resolve(Path(state) if state else None))
+        named = api_address(StateFolder.find(state))
     return Client(named, timeout_s=timeout_s)
 
 

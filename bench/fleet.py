@@ -2,7 +2,9 @@
 
 Each pair runs the same prompts once through a bare engine (scheduler and sampler in one process)
 and once through client, head, agent and worker; the pairs alternate in order, so drift of the
-machine is unfair to none. Both engines stay loaded; only one works at a time.
+machine is unfair to none. Both engines stay loaded; only one works at a time. Two processes of one
+program differ by up to a tenth in speed for as long as they live, by where their memory came to
+lie; so the pairs are spread over several starts of both sides.
 
     python -m bench.fleet --pairs 15 --threads 2
 """
@@ -16,6 +18,7 @@ import random
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from types import TracebackType
@@ -78,10 +81,10 @@ class BareEngine:
 class FleetBench:
     """Both sides, and what was measured of them."""
 
-    def __init__(self, bare: BareEngine, cluster: Cluster, vocab: int) -> None:
+    def __init__(self, bare: BareEngine, cluster: Cluster, vocab: int, seed: int) -> None:
         self._bare = bare
         self._cluster = cluster
-        self._rng = random.Random(1)
+        self._rng = random.Random(seed)
         self._vocab = vocab
         self.differing = 0
 
@@ -137,27 +140,48 @@ class FleetBench:
         )
 
 
-def measure(bench: FleetBench, pairs: int) -> dict[str, Any]:
-    """Everything, as the JSON line has it."""
-    found: dict[str, Any] = {}
-    for streams in STREAMS:
-        bench.pair(streams, MAX_NEW, True)
-        rates = [bench.pair(streams, MAX_NEW, number % 2 == 0) for number in range(pairs)]
-        ratios = sorted(cluster / bare for cluster, bare in rates)
-        found[f"cluster_over_engine_{streams}"] = round(median(ratios), 4)
-        found[f"interval_{streams}"] = [round(bound, 4) for bound in median_interval(ratios)]
-        found[f"cluster_tokens_per_s_{streams}"] = round(median(c for c, _ in rates), 1)
-        found[f"engine_tokens_per_s_{streams}"] = round(median(b for _, b in rates), 1)
-    first = [bench.first_token_pair() for _ in range(4 * pairs)]
-    bare_ms = median(bare for _, bare in first)
-    added = sorted(cluster - bare_ms for cluster, _ in first)
-    found["added_ttft_ms_p50"] = round(median(added), 3)
-    found["added_ttft_ms_p99"] = round(added[min(len(added) - 1, int(0.99 * len(added)))], 3)
-    cpu = bench.cpu_ms_per_step(max(STREAMS), 8 * MAX_NEW)
-    found["cpu_ms_per_step"] = round(sum(ms for role, ms in cpu.items() if role != "worker"), 3)
-    found["cpu_ms_by_role"] = {role: round(ms, 3) for role, ms in cpu.items()}
-    found["texts_differing"] = bench.differing
-    return found
+@dataclass
+class Measured:
+    """What all starts of both sides gave together."""
+
+    rates: dict[int, list[tuple[float, float]]] = field(
+        default_factory=lambda: {streams: [] for streams in STREAMS}
+    )
+    added_ms: list[float] = field(default_factory=list)
+    cpu_ms: list[dict[str, float]] = field(default_factory=list)
+    differing: int = 0
+
+    def take(self, bench: FleetBench, pairs: int) -> None:
+        """One start's share."""
+        for streams in STREAMS:
+            bench.pair(streams, MAX_NEW, True)
+            self.rates[streams] += [
+                bench.pair(streams, MAX_NEW, number % 2 == 0) for number in range(pairs)
+            ]
+        first = [bench.first_token_pair() for _ in range(8 * pairs)]
+        bare_ms = median(bare for _, bare in first)
+        self.added_ms += [cluster - bare_ms for cluster, _ in first]
+        self.cpu_ms.append(bench.cpu_ms_per_step(max(STREAMS), 4 * MAX_NEW))
+        self.differing += bench.differing
+
+    def figures(self) -> dict[str, Any]:
+        """Everything, as the JSON line has it."""
+        found: dict[str, Any] = {}
+        for streams, rates in self.rates.items():
+            ratios = sorted(cluster / bare for cluster, bare in rates)
+            found[f"cluster_over_engine_{streams}"] = round(median(ratios), 4)
+            found[f"interval_{streams}"] = [round(bound, 4) for bound in median_interval(ratios)]
+            found[f"cluster_tokens_per_s_{streams}"] = round(median(c for c, _ in rates), 1)
+            found[f"engine_tokens_per_s_{streams}"] = round(median(b for _, b in rates), 1)
+        added = sorted(self.added_ms)
+        found["added_ttft_ms_p50"] = round(median(added), 3)
+        found["added_ttft_ms_p99"] = round(added[int(0.99 * (len(added) - 1))], 3)
+        roles = {role: median(ms[role] for ms in self.cpu_ms) for role in self.cpu_ms[0]}
+        outside = sum(ms for role, ms in roles.items() if role != "worker")
+        found["cpu_ms_per_step"] = round(outside, 3)
+        found["cpu_ms_by_role"] = {role: round(ms, 3) for role, ms in roles.items()}
+        found["texts_differing"] = self.differing
+        return found
 
 
 def median_interval(ordered: list[float]) -> tuple[float, float]:
@@ -174,6 +198,7 @@ def median_interval(ordered: list[float]) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="what the cluster costs over the bare engine")
     parser.add_argument("--pairs", type=int, default=15, help="interleaved pairs [default: 15]")
+    parser.add_argument("--starts", type=int, default=5, help="of both sides [default: 5]")
     parser.add_argument(
         "--threads",
         type=int,
@@ -183,19 +208,25 @@ def main() -> None:
     add_model_option(parser)
     options = parser.parse_args()
     folder = open_model(options.model_folder)
-    with (
-        BareEngine(folder.path, options.threads) as bare,
-        Cluster(folder.path, threads=options.threads) as cluster,
-    ):
-        bench = FleetBench(bare, cluster, folder.signature.vocab)
-        found = measure(bench, options.pairs)
-    found |= {"pairs": options.pairs, "threads": options.threads}
+    measured = Measured()
+    for start in range(options.starts):
+        pairs = (options.pairs + start) // options.starts
+        with (
+            BareEngine(folder.path, options.threads) as bare,
+            Cluster(folder.path, threads=options.threads) as cluster,
+        ):
+            measured.take(FleetBench(bare, cluster, folder.signature.vocab, seed=start), pairs)
+    found = measured.figures()
+    found |= {"pairs": options.pairs, "starts": options.starts, "threads": options.threads}
     _print_table(found)
     print(json.dumps(found))
 
 
 def _print_table(found: dict[str, Any]) -> None:
-    print(f"cluster over bare engine, {found['pairs']} pairs, {found['threads']} threads")
+    print(
+        f"cluster over bare engine, {found['pairs']} pairs over "
+        f"{found['starts']} starts, {found['threads']} threads"
+    )
     print(f"{'streams':>8} {'cluster':>9} {'engine':>9} {'ratio':>7}   interval of the median")
     for streams in STREAMS:
         low, high = found[f"interval_{streams}"]

@@ -196,8 +196,14 @@ class FleetLinks:
                     self._log.warning("link_down", link=link, code=code, reason=reason)
                     core.link_down(link, reason, now, left=code == "goodbye")
             case PeerRefused(code=code, reason=reason, peer=refused):
-                name = refused.name if refused is not None else _label(place)
+                name = refused.name if refused is not None else self._label(place)
                 self._log.repeated(now, f"link_refused_{code}", peer=name, why=reason)
+
+    def _label(self, place: _Place) -> str:
+        if place.dealer is not None:
+            return place.dealer.label
+        host = self._router.host_of(place.address) if self._router is not None else ""
+        return f"a node at {host}" if host else "a node"
 
     def _link_up(
         self, core: HeadCore, place: _Place, peer: PeerInfo, confirm: NodeConfirm, now: float
@@ -213,10 +219,6 @@ class FleetLinks:
             hello_counter=peer.hello_counter,
         )
         core.link_up(link, confirm, now, seen)
-
-
-def _label(place: _Place) -> str:
-    return place.dealer.label if place.dealer is not None else "a node"
 
 
 def _identity(config: FleetSection, state: StateFolder, stored: StoredState) -> LinkIdentity:

@@ -143,7 +143,7 @@ class ApiSocket:
         except zmq.ZMQError as error:
             raise NoHead(
                 f"{self.address} is no address of a head ({error}); it looks like "
-                "tcp://host:8455 or ipc:///path/api.sock"
+                "ipc:///path/api.sock"
             ) from error
         until = time.monotonic() + timeout_s
         while not self._connected:

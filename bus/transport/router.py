@@ -112,6 +112,10 @@ class RouterLinks:
         if endpoint is not None:
             endpoint.close(reason, self._now())
 
+    def host_of(self, address: bytes) -> str:
+        """The host that an address came from; empty on ipc, or when it is gone."""
+        return self._host_of.get(address, b"").decode()
+
     def cut(self, address: bytes) -> bool:
         """End the connection behind an address at once, without a word; False when it has gone."""
         return self._strangers.cut(address)

@@ -7,9 +7,11 @@ Exit codes: 0 ok, 1 failed, 2 usage, 3 not healthy, 4 no head reachable, 5 not f
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import click
@@ -24,6 +26,14 @@ from head.cli.output import format_option, print_error, print_json
 EXIT_USAGE = 2
 #: "debug" shows tracebacks, too.
 LEVEL_VARIABLE = "SUPERFLUID_LOG_LEVEL"
+
+
+class Ended(BaseException):
+    """SIGTERM or SIGHUP came: a command leaves as after Ctrl-C, so nothing half-started stays."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 class ErrorGroup(click.Group):
@@ -43,6 +53,9 @@ class ErrorGroup(click.Group):
         except SuperfluidError as error:
             print_error(error.message, getattr(error, "__notes__", ()))
             code = error.exit_code
+        except Ended as ended:
+            print_error(f"ended by {signal.Signals(ended.number).name}")
+            code = 128 + ended.number
         except (click.Abort, KeyboardInterrupt):
             print_error("interrupted")
             code = EXIT_INTERRUPTED
@@ -148,4 +161,12 @@ for _command in (
 
 def main() -> NoReturn:
     """The console script."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # A signal that is ignored stays so: that is what nohup does.
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
     cli.main(prog_name="sfctl")
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    raise Ended(number)

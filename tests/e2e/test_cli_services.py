@@ -135,7 +135,17 @@ def test_down_ends_what_a_killed_supervisord_left(machine: Machine) -> None:
     assert services_of(machine.state) == []
 
 
-def test_an_interrupted_up_leaves_nothing(machine: Machine) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "says"),
+    [
+        (signal.SIGINT, 130, "error: interrupted"),
+        (signal.SIGTERM, 143, "error: ended by SIGTERM"),
+        (signal.SIGHUP, 129, "error: ended by SIGHUP"),
+    ],
+)
+def test_an_interrupted_up_leaves_nothing(
+    machine: Machine, number: signal.Signals, code: int, says: str
+) -> None:
     started = subprocess.Popen(
         [SFCTL, "--state", machine.state, "up", "--nodes", "2"],
         env=machine.env,
@@ -149,9 +159,9 @@ def test_an_interrupted_up_leaves_nothing(machine: Machine) -> None:
     while not supervisor.running():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    started.send_signal(signal.SIGINT)
+    started.send_signal(number)
     _, said = started.communicate(timeout=READY_S)
-    assert (started.returncode, said.splitlines()[-1]) == (130, "error: interrupted")
+    assert (started.returncode, said.splitlines()[-1]) == (code, says)
     assert services_of(machine.state) == []
 
 
