@@ -42,6 +42,9 @@ MODEL = ModelName("toy")
 VOCABULARY = tuple(bytes([byte]) for byte in range(256))
 DIGEST = tokenizer_digest(VOCABULARY)
 WINDOW = 512
+#: Virtual seconds of a worker's step, and the least between two turns of a loop.
+STEP_S = 0.02
+TURN_S = 0.001
 
 
 def expected_tokens(prompt: PackedIds, count: int) -> list[int]:

@@ -13,8 +13,9 @@ from bus.ids import PackedIds, pack_ids
 from head.core import CorePolicy
 from head.runs import RunPolicy
 from head.waiting import WaitingPolicy
-from tests.harness.memory_fleet import CLIENT, STEP_S, MemoryFleet, NodeHost, Stream
-from tests.harness.memory_parts import WINDOW, expected_tokens
+from tests.harness.memory_fleet import CLIENT, MemoryFleet, Stream
+from tests.harness.memory_node import NodeHost
+from tests.harness.memory_parts import STEP_S, WINDOW, expected_tokens
 
 #: More requests than the four lanes of a node and the one that it may have ahead.
 MORE_THAN_ROOM = 8
