@@ -57,6 +57,7 @@ lint: $(STAMP_DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pip --disable-pip-version-check check
 
 unit: $(STAMP_DEV)
 	$(BIN)/pytest -q -n 2 $(TEST_FLAGS)
