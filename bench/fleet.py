@@ -209,15 +209,16 @@ def main() -> None:
     options = parser.parse_args()
     folder = open_model(options.model_folder)
     measured = Measured()
-    for start in range(options.starts):
-        pairs = (options.pairs + start) // options.starts
+    starts = min(options.starts, options.pairs)
+    for start in range(starts):
+        pairs = (options.pairs + start) // starts
         with (
             BareEngine(folder.path, options.threads) as bare,
             Cluster(folder.path, threads=options.threads) as cluster,
         ):
             measured.take(FleetBench(bare, cluster, folder.signature.vocab, seed=start), pairs)
     found = measured.figures()
-    found |= {"pairs": options.pairs, "starts": options.starts, "threads": options.threads}
+    found |= {"pairs": options.pairs, "starts": starts, "threads": options.threads}
     _print_table(found)
     print(json.dumps(found))
 

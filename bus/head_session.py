@@ -28,7 +28,6 @@ from bus.messages.link import (
     Finish,
     GenerateCancel,
     GenerateReq,
-    LeaseRef,
     SamplingParams,
     Segment,
     SessionAssign,
@@ -104,10 +103,6 @@ class HeadSession:
         self._next_command = next_command
         self._context = PackedIds(b"")
         self._segments: tuple[Segment, ...] = ()
-
-    @property
-    def lease_ref(self) -> LeaseRef:
-        return LeaseRef(session=self.session, epoch=self.epoch)
 
     def open(
         self, context: PackedIds, segments: tuple[Segment, ...], *, lease_ms: int, qos: int

@@ -6,6 +6,9 @@ import heapq
 import itertools
 from collections.abc import Callable
 
+#: Cancelled timers may lie in the heap until they are due, but not be most of it.
+SPARE_ENTRIES = 64
+
 
 class Timers:
     """A heap of callbacks by due time. Time is whatever `now` the owner hands in."""
@@ -24,8 +27,11 @@ class Timers:
 
     def cancel(self, handle: int | None) -> None:
         """Forget a timer; fine when it fired already or is None."""
-        if handle is not None:
-            self._callbacks.pop(handle, None)
+        if handle is None or self._callbacks.pop(handle, None) is None:
+            return
+        if len(self._heap) > 2 * len(self._callbacks) + SPARE_ENTRIES:
+            self._heap = [entry for entry in self._heap if entry[1] in self._callbacks]
+            heapq.heapify(self._heap)
 
     def next_timeout(self) -> float | None:
         """When the earliest timer is due."""

@@ -29,7 +29,7 @@ from bus.messages.text import MAX_OPTIONS_BYTES, Described, Encode, Encoded, Ren
 from head.answers import Answer, Subscription
 from head.effects import ClientKey
 from head.operation import ApiRequest, Core
-from head.texts import MakeJob
+from head.texts import Continue, MakeJob
 
 #: Until clients have keys, whoever may open the API socket is one owner.
 LOCAL_OWNER = "local"
@@ -54,8 +54,8 @@ class AnswerOperations:
             return
         if asked.tokens is not None:
             ids = asked.tokens
-            self._core.texts.when_described(
-                answer.model, lambda known, at: self._admit_ids(answer, known, ids, at), now
+            self._when_described(
+                answer, lambda known, at: self._admit_ids(answer, known, ids, at), now
             )
             return
         text = asked.prompt or ""
@@ -149,8 +149,8 @@ class AnswerOperations:
             answer.text_job = None
             if isinstance(reply, Encoded):
                 ids = reply.ids
-                self._core.texts.when_described(
-                    answer.model, lambda known, at: self._admit(answer, known, ids, at), now
+                self._when_described(
+                    answer, lambda known, at: self._admit(answer, known, ids, at), now
                 )
             elif isinstance(reply, SuperfluidError):
                 self._core.book.end(answer, "error", now, reply)
@@ -161,6 +161,13 @@ class AnswerOperations:
             )
         except SuperfluidError as error:
             self._core.book.end(answer, "error", answer.accepted_s, error)
+
+    def _when_described(self, answer: Answer, then: Continue, now: float) -> None:
+        """Go on with an answer, or end it when its model's folder is gone."""
+        try:
+            self._core.texts.when_described(answer.model, then, now)
+        except SuperfluidError as error:
+            self._core.book.end(answer, "error", now, error)
 
     def _admit_ids(self, answer: Answer, known: object, ids: tuple[int, ...], now: float) -> None:
         if isinstance(known, Described) and max(ids) >= len(known.vocabulary):

@@ -72,7 +72,7 @@ class Answer:
     declined: dict[NodeIdentity, str] = field(default_factory=dict)
     #: Nodes that could not take it just now; they are asked again after a moment.
     resting: dict[NodeIdentity, str] = field(default_factory=dict)
-    rests: int = 0
+    rests: dict[NodeIdentity, int] = field(default_factory=dict)
     #: Its job at a text process, while it is being prepared.
     text_job: int | None = None
     #: The timer of its wall budget, while it waits or runs.

@@ -8,7 +8,7 @@ import msgpack
 
 from bus.codec import to_map
 from bus.errors import Invalid, NotFound, RateLimited, SuperfluidError
-from bus.ids import RequestId, SessionId
+from bus.ids import PackedIds, RequestId, SessionId
 from head.answers import ENDED, Answer, Subscription
 from head.effects import ClientKey
 from head.outbox import Outbox
@@ -161,6 +161,8 @@ class AnswerBook:
                     finished_wall_s=self.wall(now),
                 )
             )
+        # What it took to run it is on disk, or will never be asked for again.
+        answer.prompt = PackedIds(b"")
         self.pump(answer)
         if not answer.stored:
             self._forget(answer)

@@ -55,7 +55,7 @@ from bus.messages.link import (
 from bus.timers import Timers
 from bus.version import __version__
 from head import reports
-from head.answers import ENDED, QUEUED, Answer
+from head.answers import ENDED, PREPARING, Answer
 from head.api import Api
 from head.book import AnswerBook
 from head.effects import ClientKey, Effects, LinkKey, Reply
@@ -298,7 +298,10 @@ class HeadCore:
             except SuperfluidError as error:
                 self.book.end(answer, "error", at, error)
 
-        self._timers.at(now + self._policy.disconnect_grace_s, later)
+        due = now + self._policy.disconnect_grace_s
+        if not answer.keep:
+            self._timers.at(due, partial(self._cancel_unread, answer))
+        self._timers.at(due, later)
 
 
 def _undecodable(client: ClientKey, error: DecodeError) -> Reply:
@@ -327,7 +330,7 @@ def _answer_from(stored: StoredAnswer, book: AnswerBook, now: float) -> Answer:
         prompt=PackedIds(stored.prompt),
         stored=True,
         tokens=unpack_ids(stored.tokens),
-        stage=ENDED if finished else QUEUED,
+        stage=ENDED if finished else PREPARING,
         finish=stored.finish,
         error=error,
         prompt_tokens=stored.prompt_tokens,

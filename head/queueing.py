@@ -197,11 +197,6 @@ class RequestQueue:
             self.remove(entry.answer)
         return over
 
-    def next_expiry(self) -> float | None:
-        """When `expired` will next give something."""
-        earliest = min((e.expires_s for e in self._entries.values()), default=float("inf"))
-        return None if earliest == float("inf") else earliest
-
     def retry_after_ms(self) -> int:
         """When a place should be free, by how fast requests were placed lately."""
         return min(max(round(self._interval_s * 1000), MIN_RETRY_MS), MAX_RETRY_MS)

@@ -62,7 +62,7 @@ class RunPolicy:
 
 
 class Runs:
-    """Owned by the core. `by_generation` has exactly the answers in stage RUNNING."""
+    """Owned by the core. Invariant: exactly the answers in stage RUNNING have a generation here."""
 
     def __init__(
         self,
@@ -182,15 +182,16 @@ class Runs:
         if receipt.verdict is Verdict.GAP:
             self._lose(answer, f"node {answer.node} left out tokens of the answer", now)
             return
+        fresh = receipt.verdict is Verdict.FRESH
+        if fresh and len(answer.tokens) + count_ids(receipt.ids) > answer.max_new:
+            self._lose(answer, f"node {answer.node} made more tokens than were asked for", now)
+            self._outbox.close_link(link, "it made more tokens than were asked for")
+            return
         if receipt.verdict is not Verdict.STALE:
             crossed = session.next_seq // ACK_EVERY_EVENTS != before // ACK_EVERY_EVENTS
             urgent = crossed or receipt.finish is not None
             self.acks.note(link, run.generation, session.next_seq, now, urgent=urgent)
-        if receipt.verdict is Verdict.FRESH:
-            if len(answer.tokens) + count_ids(receipt.ids) > answer.max_new:
-                self._lose(answer, f"node {answer.node} made more tokens than were asked for", now)
-                self._outbox.close_link(link, "it made more tokens than were asked for")
-                return
+        if fresh:
             self._take_tokens(answer, run.generation, receipt.ids, now)
             if receipt.finish is not None:
                 self._finished(answer, receipt.finish, now)
@@ -333,7 +334,7 @@ class Runs:
             self._fleet.release(answer.node, session.generation)
         if self._fleet.by_link(link) is not None:
             self._outbox.send(link, session.revoke(reason))
-        self._timers.at(now, lambda at: self.waiting.schedule(answer.model, at))
+        self.waiting.recheck(answer.model, now)
 
     def _current(self, link: LinkKey, generation: GenerationId, epoch: Epoch) -> Answer | None:
         answer = self._running.get(generation)

@@ -27,6 +27,8 @@ from head.texts import TextDesk
 #: How long a node that declined for a passing reason is left alone by the answer, and how often.
 REST_S = 0.25
 MAX_RESTS = 40
+#: How soon a queue whose answers wait for a node is looked at again; statuses come in between.
+RECHECK_S = 1.0
 
 #: Starts an answer on the node that was chosen.
 Start = Callable[[Answer, NodeIdentity, float], None]
@@ -64,6 +66,8 @@ class WaitingLine:
         self._timers = timers
         self._start = start
         self._queues: dict[ModelName, RequestQueue] = {}
+        #: The one timer of each queue that looks again, and when it is due.
+        self._rechecks: dict[ModelName, tuple[int, float]] = {}
         #: Until then nodes may be on their way: the head or a link to a node is new.
         self._settled_s = now + policy.node_wait_s
 
@@ -113,18 +117,31 @@ class WaitingLine:
 
     def rest(self, answer: Answer, node: NodeIdentity, why: str, now: float) -> None:
         """Leave a node alone for a moment that declined for a passing reason."""
-        answer.rests += 1
-        if answer.rests > MAX_RESTS:
+        answer.rests[node] = answer.rests.get(node, 0) + 1
+        if answer.rests[node] > MAX_RESTS:
             answer.declined[node] = why
             return
 
         def rested(at: float) -> None:
             answer.resting.pop(node, None)
-            if answer.stage == QUEUED:
-                self.schedule(answer.model, at)
+            self.recheck(answer.model, at)
 
         answer.resting[node] = why
         self._timers.at(now + REST_S, rested)
+
+    def recheck(self, model: ModelName, at: float) -> None:
+        """Look at a model's queue again at a time; of several the earliest counts."""
+        pending = self._rechecks.get(model)
+        if pending is not None:
+            if pending[1] <= at:
+                return
+            self._timers.cancel(pending[0])
+
+        def look(now: float) -> None:
+            del self._rechecks[model]
+            self.schedule(model, now)
+
+        self._rechecks[model] = (self._timers.at(at, look), at)
 
     def schedule_all(self, now: float) -> None:
         for model in list(self._queues):
@@ -133,9 +150,16 @@ class WaitingLine:
     def schedule(self, model: ModelName, now: float) -> None:
         """Place what can be placed of one model's queue, in its order."""
         queue = self._queues.get(model)
-        for entry in queue.candidates() if queue else ():
+        while queue is not None and len(queue):
+            before = len(queue)
+            if not self._schedule_some(model, queue, now) or len(queue) == before:
+                return
+
+    def _schedule_some(self, model: ModelName, queue: RequestQueue, now: float) -> bool:
+        """Try the queue's next candidates; False when there is no room for any more."""
+        for entry in queue.candidates():
             answer = self._book.get(entry.answer)
-            if queue is None or answer is None:
+            if answer is None:
                 raise ValueError(f"answer {entry.answer} waits and is in no book")
             placement = self._place(answer, now)
             if placement.node is not None:
@@ -146,7 +170,8 @@ class WaitingLine:
                 self.remove(answer)
                 self._book.end(answer, "error", now, self._no_place(answer, placement))
             elif not self._fleet.has_room(model):
-                return
+                return False
+        return True
 
     def _may_wait(self, answer: Answer, error: SuperfluidError, now: float) -> bool:
         """Whether a node may come in time for an answer that no node can take now."""
@@ -159,7 +184,7 @@ class WaitingLine:
         coming = settling or self._fleet.loading(answer.model)
         if not coming or now >= until:
             return False
-        self._timers.at(min(until, max(self._settled_s, now + 1.0)), self.schedule_all)
+        self.recheck(answer.model, min(until, max(self._settled_s, now + RECHECK_S)))
         return True
 
     def _expire(self, queue: RequestQueue, now: float) -> None:

@@ -116,3 +116,42 @@ def test_connection_may_have_so_many_open_requests_and_no_more() -> None:
     assert last.error is not None
     assert last.error["code"] == "rate_limited"
     assert not any(stream.error for stream in slow)
+
+
+def test_many_that_wait_for_a_loading_model_cost_one_timer_a_queue() -> None:
+    fleet = MemoryFleet(nodes=1)
+    fleet.run(1.0)
+    fleet.nodes[0].kill_worker(respawn_s=6.0)
+    streams = [fleet.generate(f"crowd {i}", 3) for i in range(100)]
+    fleet.run(5.0)
+    assert fleet.head is not None
+    assert len(fleet.head.core._timers._callbacks) < 10
+    fleet.finish(*streams, limit_s=30.0)
+    for i, stream in enumerate(streams):
+        check_complete(stream, f"crowd {i}", 3)
+
+
+def test_crowd_larger_than_one_look_is_refused_as_a_whole_when_no_node_comes() -> None:
+    fleet = MemoryFleet(nodes=0)
+    streams = [fleet.generate(f"crowd {i}", 3) for i in range(200)]
+    fleet.finish(*streams, limit_s=15.0)
+    assert {stream.error["code"] for stream in streams if stream.error} == {"no_node"}
+    assert fleet.head is not None
+    assert fleet.head.core.runs.waiting.counts() == {}
+
+
+def test_unread_request_that_waited_when_the_head_died_is_cancelled_after_it() -> None:
+    fleet = MemoryFleet(nodes=1)
+    fleet.run(1.0)
+    running = [fleet.generate(f"long {i}", 400, credit=1000) for i in range(5)]
+    fleet.generate("given up", 10, key="given up", on_disconnect="cancel")
+    fleet.run(0.5)
+    assert all(stream.tokens for stream in running[:4])
+    fleet.kill_head()
+    fleet.start_head()
+    fleet.run(30.0)
+    again = fleet.request("attach", key="given up")
+    fleet.finish(again)
+    assert again.end is not None
+    assert again.end["finish"] == "cancelled"
+    assert again.tokens == []

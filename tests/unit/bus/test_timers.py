@@ -44,3 +44,14 @@ def test_timer_added_for_now_waits_for_the_next_call() -> None:
     assert fired == ["first"]
     timers.fire(1.0)
     assert fired == ["first", "second"]
+
+
+def test_cancelled_timers_of_a_far_day_do_not_pile_up() -> None:
+    timers = Timers()
+    kept = timers.at(5e6, lambda now: None)
+    for _ in range(10_000):
+        timers.cancel(timers.at(4e6, lambda now: None))
+    assert len(timers._heap) < 200
+    assert timers.next_timeout() == 5e6
+    timers.cancel(kept)
+    assert timers.next_timeout() is None

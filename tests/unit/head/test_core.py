@@ -407,3 +407,16 @@ def test_too_many_frames_are_refused_under_their_id(bench: Bench) -> None:
     bench.settle()
     assert bench.replies[-1]["id"] == b"many"
     assert "34 frames" in bench.replies[-1]["error"]["message"]
+
+
+def test_model_folder_that_goes_while_its_text_is_encoded_ends_that_request(bench: Bench) -> None:
+    body = {"op": "generate", "id": b"r", "model": TOY, "prompt": "hi"}
+    bench.core.client_request(CLIENT, [MARK, encode_body(body)], 0.0)
+    (job,) = [
+        t.output.message for t in bench.core.effects().outputs if isinstance(t.output, TextJob)
+    ]
+    bench.core.models_found({}, 0.0)
+    bench.core.text_reply(text_reply(job), 0.0)
+    bench.settle()
+    assert bench.replies[-1]["error"]["code"] == "not_found"
+    assert bench.replies[-1]["id"] == b"r"
