@@ -22,8 +22,9 @@ from types import FrameType
 from typing import Any
 
 from agent.models.folder import ModelFolder
-from agent.models.pull import SOURCES, default_cache, pull
+from agent.models.pull import default_cache, pull
 from agent.models.registry import Unusable, list_models
+from agent.models.sources import SOURCES
 from agent.models.writer import check_name
 from bus.errors import Internal, StartError, SuperfluidError
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent.models.sources import SOURCES, pulled_name
 from bus.errors import ModelIncomplete, NotFound
 
 SCHEMA = 1
@@ -119,7 +121,7 @@ class ModelFolder:
         """
         if not path.is_dir():
             raise NotFound(
-                f"there is no model folder {path}; make it with {_remedy(path.name)}", param="model"
+                f"there is no model folder {path}; make it with {_remedy(path)}", param="model"
             )
         folder = _from_record(path, _read_record(path))
         folder._check_files(verify)
@@ -189,13 +191,29 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _remedy(name: str) -> str:
-    return f"`sfctl model import FILE.gguf --name {name}`"
+def _remedy(path: Path) -> str:
+    """The command that makes a folder again, from what its record says of its source."""
+    name, source = path.name, _recorded_source(path)
+    pulled = pulled_name(str(source.get("sha256")))
+    if pulled is None and not source and name in SOURCES:
+        pulled = name
+    what = pulled or str(source.get("file") or "FILE.gguf")
+    named = "" if pulled == name else f" --name {shlex.quote(name)}"
+    return f"`sfctl model import {shlex.quote(what)}{named}`"
+
+
+def _recorded_source(path: Path) -> Mapping[str, Any]:
+    """`source` of a record that may be damaged; empty when it can not be read."""
+    try:
+        source = json.loads((path / RECORD).read_text("utf-8"))["source"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return source if isinstance(source, dict) else {}
 
 
 def _incomplete(path: Path, fact: str) -> ModelIncomplete:
     return ModelIncomplete(
-        f"model folder {path} can not be used: {fact}; make it again with {_remedy(path.name)}",
+        f"model folder {path} can not be used: {fact}; make it again with {_remedy(path)}",
         param="model",
     )
 

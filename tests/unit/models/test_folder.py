@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.models.folder import CHAT_TEMPLATE, GRAPH_FLOAT16, RECORD, ModelFolder
+from agent.models.sources import SOURCES
 from bus.errors import ModelIncomplete, NotFound
 from tests.harness.models import toy_model_folder
 
@@ -86,6 +87,47 @@ def test_damage_is_named_with_its_remedy(
     assert str(toy) in message
     assert "sfctl model import FILE.gguf --name toy" in message
     assert "\n" not in message
+
+
+def recorded(**source: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        record = json.loads((folder / RECORD).read_text())
+        _write(folder / RECORD, json.dumps(record | {"source": source}))
+
+    return change
+
+
+#: The published hash of the file that `sfctl model pull smollm2` gets.
+SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+@pytest.mark.parametrize(
+    ("name", "damages", "command"),
+    [
+        ("smollm2", [recorded(file="x.gguf", sha256=SMOLLM2_SHA256)], "import smollm2`"),
+        ("mine", [recorded(file="x.gguf", sha256=SMOLLM2_SHA256)], "import smollm2 --name mine`"),
+        ("mine", [recorded(file="my x.gguf", sha256="0")], "import 'my x.gguf' --name mine`"),
+        ("smollm2", [recorded(file="x.gguf", sha256="0")], "import x.gguf --name smollm2`"),
+        ("smollm2", [rewritten("{")], "import smollm2`"),
+        ("mine", [without("source")], "import FILE.gguf --name mine`"),
+        ("mine", [rewritten('{"source": 3}')], "import FILE.gguf --name mine`"),
+    ],
+)
+def test_the_remedy_is_the_command_that_makes_it_again(
+    toy: Path, name: str, damages: list[Callable[[Path], None]], command: str
+) -> None:
+    folder = toy.rename(toy.with_name(name))
+    for damage in [*damages, gone("tokenizer.json")]:
+        damage(folder)
+    with pytest.raises(ModelIncomplete) as caught:
+        ModelFolder.open(folder)
+    assert f"`sfctl model {command}" in caught.value.message
+
+
+def test_a_missing_folder_of_a_known_model_is_pulled_again(tmp_path: Path) -> None:
+    assert SOURCES["smollm2"].gguf_sha256 == SMOLLM2_SHA256
+    with pytest.raises(NotFound, match="`sfctl model import smollm2`"):
+        ModelFolder.open(tmp_path / "smollm2")
 
 
 def test_a_changed_byte_is_found_when_hashes_are_verified(toy: Path) -> None:
