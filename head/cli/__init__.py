@@ -18,7 +18,7 @@ import click
 
 from bus.errors import SuperfluidError
 from bus.version import __version__
-from head.cli import chat, demo, doctor, keys, logs, models, nodes, services
+from head.cli import attach, chat, demo, doctor, keys, logs, models, nodes, services
 from head.cli.context import CliContext, pass_context
 from head.cli.logs import EXIT_INTERRUPTED
 from head.cli.output import format_option, print_error, print_json
@@ -72,6 +72,8 @@ class ErrorGroup(click.Group):
         except SuperfluidError as error:
             if isinstance(ctx.obj, CliContext):
                 error.message = ctx.obj.pasteable(error.message)
+                if hint := attach.kept_text_hint(ctx.obj, error):
+                    error.add_note(hint)
             raise
 
 
@@ -152,6 +154,7 @@ for _command in (
     models.model,
     chat.run,
     chat.chat,
+    attach.attach,
     keys.token,
     doctor.doctor,
     demo.demo,

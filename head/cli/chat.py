@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -123,10 +125,15 @@ def run(
             call = client.generate(model, prompt, **options)
         else:
             call = client.chat(model, _messages(system, prompt), **options)
+        try:
+            answer = call.result() if form == "json" else print_stream(call)
+        except NotFound as error:
+            if error.param == "model":
+                _check_model(client, model)
+            raise
         if form == "json":
-            print_json(call.result().to_dict())
+            print_json(answer.to_dict())
             return
-        answer = print_stream(call)
         click.echo()
         note(summary(answer))
 
@@ -180,18 +187,29 @@ def _answer(
 
 
 def _check_model(client: Client, model: str) -> None:
-    """See that the fleet knows a model, before anything is typed.
+    """See that the fleet knows a model.
 
     Raises:
         NotFound: it does not.
     """
     known = [str(each.get("name")) for each in client.models()]
     if model not in known:
-        raise NotFound(
-            f"the fleet has no model {model!r} (it has: {', '.join(known) or 'none'}); "
-            "get one with: sfctl model import FILE.gguf --name NAME",
-            param="model",
-        )
+        raise NotFound(unknown_model(model, known), param="model")
+
+
+def unknown_model(model: str, known: Sequence[str]) -> str:
+    """The sentence for a model that the fleet does not have.
+
+    Args:
+        known: names of those that it has.
+    """
+    fact = f"the fleet has no model {model!r} (it has: {', '.join(known) or 'none'})"
+    if not known:
+        return f"{fact}; get one with: sfctl model import smollm2"
+    near = difflib.get_close_matches(model, known, n=1)
+    if near:
+        return f"{fact}; did you mean {near[0]}? Talk with it: sfctl chat {shlex.quote(near[0])}"
+    return f"{fact}; take one of these, which this shows: sfctl model ls --fleet"
 
 
 def _messages(system: str | None, prompt: str | None = None) -> list[dict[str, str]]:

@@ -20,7 +20,7 @@ _NAME = "sfctl"
 #: Our commands in a sentence; not those that it says belong on another machine.
 _COMMAND = re.compile(
     r"(?<!on the head with: )(?<!on the head's machine too: )"
-    r"\bsfctl ((?:up|down|logs|status|node|model|run|chat|token|doctor|demo)\b)"
+    r"\bsfctl ((?:up|down|logs|status|node|model|run|chat|attach|token|doctor|demo)\b)"
     r"(?![^`]*` on its machine)"
 )
 

@@ -19,9 +19,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bus.agent_status import AgentLink, AgentStatus, write_agent_status
-from bus.errors import ConfigInvalid, NoNode, PortInUse
+from bus.errors import (
+    ConfigInvalid,
+    NodeLost,
+    NoNode,
+    NotFound,
+    PortInUse,
+    SuperfluidError,
+)
 from head.cli import cli, preflight
-from tests.e2e.scripted_head import Body, ScriptedHead, answer_of
+from tests.e2e.scripted_head import Body, ScriptedHead, answer_of, end, token
 
 #: Generous; nothing waits for it to pass.
 LIMIT_S = 30.0
@@ -42,6 +49,7 @@ NODE: Body = {
     ],
 }
 MODEL: Body = {"name": "toy", "ready": True, "nodes": ["node-1-abc"], "window_tokens": 512}
+TEXTS = ("Hi", " there")
 HEAD: Body = {"id": "h1", "version": "0.1.0", "uptime_s": 5.0, "placement": "load-aware"}
 
 
@@ -51,6 +59,7 @@ class _Fleet:
     def __init__(self) -> None:
         self.node, self.ready = dict(NODE), True
         self.more: list[Body] = []
+        self.refusal: SuperfluidError | None = None
 
     def __call__(self, body: Body) -> list[Body]:
         model = MODEL | {"ready": self.ready}
@@ -62,10 +71,15 @@ class _Fleet:
             return [{"kind": "end", "nodes": [self.node]}]
         if body["op"] == "models":
             return [{"kind": "end", "models": [model]}]
+        if body["op"] == "attach":
+            first = body["offset"]
+            return [*(token(i, [i], t) for i, t in enumerate(TEXTS) if i >= first), end(len(TEXTS))]
+        if self.refusal is not None:
+            return [{"kind": "error", "error": self.refusal.to_dict()}]
         if body.get("model") != "toy":
             error = NoNode("no node serves it: node-1-abc has only toy", retry_after_ms=500)
             return [{"kind": "error", "error": error.to_dict()}]
-        return answer_of("Hi", " there")
+        return answer_of(*TEXTS)
 
 
 @pytest.fixture
@@ -187,6 +201,54 @@ def test_a_chat_with_an_unknown_model_is_5_before_anything_is_read(
     assert result.exit_code == 5
     assert "no model 'nosuch' (it has: toy)" in result.stderr
     assert fleet[1].ops() == ["models"]
+
+
+@pytest.mark.parametrize("command", [("run", "toi", "hi"), ("chat", "toi")])
+def test_an_unknown_model_is_said_alike_by_run_and_chat(
+    fleet: tuple[_Fleet, ScriptedHead], command: tuple[str, ...]
+) -> None:
+    fleet[0].refusal = NotFound("this head has no model folder 'toi'", param="model")
+    result = CliRunner().invoke(
+        cli, ["--state", "/s", "--api", fleet[1].address, *command], input=""
+    )
+    assert (result.exit_code, result.stdout) == (5, "")
+    assert result.stderr == (
+        "error: the fleet has no model 'toi' (it has: toy); did you mean toy? "
+        "Talk with it: sfctl --state /s chat toy\n"
+    )
+
+
+def test_a_model_that_only_the_head_lacks_is_said_in_its_words(
+    fleet: tuple[_Fleet, ScriptedHead],
+) -> None:
+    fleet[0].refusal = NotFound("this head has no model folder 'toy'", param="model")
+    result = _sfctl(fleet[1], "run", "toy", "hi")
+    assert result.exit_code == 5
+    assert result.stderr == "error: this head has no model folder 'toy'\n"
+
+
+def test_attach_prints_an_answer_from_an_offset(fleet: tuple[_Fleet, ScriptedHead]) -> None:
+    result = _sfctl(fleet[1], "attach", "s1", "--offset", "1")
+    assert (result.exit_code, result.stdout) == (0, " there\n")
+    assert result.stderr.startswith("[node-1-abc: ")
+    (request,) = fleet[1].requests
+    assert (request["op"], request["session"], request["offset"]) == ("attach", "s1", 1)
+
+
+def test_attach_as_json(fleet: tuple[_Fleet, ScriptedHead]) -> None:
+    answer = json.loads(_sfctl(fleet[1], "attach", "s1", "-o", "json").stdout)
+    assert (answer["text"], answer["tokens"], answer["session"]) == ("Hi there", [0, 1], "s1")
+
+
+def test_a_lost_node_names_the_command_that_reads_what_came(
+    fleet: tuple[_Fleet, ScriptedHead],
+) -> None:
+    fleet[0].refusal = NodeLost("it is gone", details={"offset": 2, "session": "s1"})
+    result = _sfctl(fleet[1], "run", "toy", "hi")
+    assert result.exit_code == 1
+    error, hint = result.stderr.splitlines()
+    assert error == "error: it is gone"
+    assert hint.endswith("sfctl attach s1")
 
 
 MAIN = "from head.cli import main; main()"
