@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from bus.address import split_address
+from bus.agent_status import AgentStatus, read_agent_status
 from bus.errors import SuperfluidError
 from bus.packages import shadowed_packages
 from bus.state import StateFolder
@@ -32,15 +33,15 @@ def doctor(click_context: click.Context, form: str) -> None:
     """Check this machine; exits 3 when something is wrong."""
     rows = list(run_checks(click_context.ensure_object(CliContext)))
     print_rows(rows, _COLUMNS, form)
-    if not all(row["ok"] for row in rows):
+    if any(row["ok"] is False for row in rows):
         click_context.exit(EXIT_NOT_HEALTHY)
 
 
-def run_checks(context: CliContext) -> Iterator[dict[str, str | bool]]:
-    """One row per check: its name, whether it is well, and what to do."""
+def run_checks(context: CliContext) -> Iterator[dict[str, str | bool | None]]:
+    """One row per check: its name, whether it is well (None: nothing to see), what to do."""
     state = context.look()
     machine = look_at_machine(context, state)
-    checks: dict[str, Callable[[], str]] = {
+    checks: dict[str, Callable[[], str | Finding]] = {
         "packages": shadowed_packages,
         "service files": lambda: _refusal(conf_file),
         "paths": lambda: _refusal(lambda: preflight.check_paths(state)),
@@ -54,8 +55,26 @@ def run_checks(context: CliContext) -> Iterator[dict[str, str | bool]]:
         "workers": lambda: _workers(state, machine),
     }
     for name, check in checks.items():
-        problem = context.pasteable(check())
-        yield {"check": name, "ok": not problem, "problem": problem}
+        said = check()
+        found = said if isinstance(said, Finding) else Finding(not said, said)
+        yield {"check": name, "ok": found.ok, "problem": context.pasteable(found.problem)}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found.
+
+    Attributes:
+        ok: None when there is nothing to look at.
+        problem: what to do, or why there is nothing.
+    """
+
+    ok: bool | None
+    problem: str
+
+
+def _bad(problem: str) -> Finding:
+    return Finding(False, problem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,26 +166,52 @@ def _services(context: CliContext, machine: Machine) -> str:
     return f"{', '.join(bad)} not running; see: {context.command('logs')} {bad[0]}" if bad else ""
 
 
-def _links(state: StateFolder, machine: Machine) -> str:
+def _links(state: StateFolder, machine: Machine) -> Finding:
     """The first agent without its head."""
     for each in machine.agents:
         status = running_status(state, each)
         if status is None:
-            return f"{each.name} has not told how it is yet; look again in a moment"
+            return _bad(f"{each.name} has not told how it is yet; look again in a moment")
         if not status.link.up:
-            why = status.link.reason or f"not linked to {status.link.peer} yet"
-            return f"{each.name}: {why}"
-    return ""
+            return _bad(f"{each.name}: {_why_no_link(status)}")
+    return _not_running(state, machine, _why_no_link)
 
 
-def _workers(state: StateFolder, machine: Machine) -> str:
+def _workers(state: StateFolder, machine: Machine) -> Finding:
     """The first model that an agent can not serve."""
     for each in machine.agents:
         status = running_status(state, each)
-        for model in status.models if status is not None else ():
-            if model.phase != "ready":
-                why = f": {model.problem}" if model.problem else ""
-                return f"{model.name} on {each.name} is {model.phase}{why}"
+        if status is not None and (why := _why_not_served(status)):
+            return _bad(f"{each.name}: {why}")
+    return _not_running(state, machine, _why_not_served)
+
+
+def _not_running(
+    state: StateFolder, machine: Machine, fault: Callable[[AgentStatus], str]
+) -> Finding:
+    """What agents that should run but do not told last; well when all run."""
+    running = {each.name for each in machine.agents}
+    missing = [plan.name for plan in machine.plans if plan.name not in running]
+    for name in missing:
+        status = read_agent_status(state.nodes / name)
+        if status is not None and (why := fault(status)):
+            return _bad(f"{name} does not run; last: {why}")
+    if missing:
+        return Finding(None, f"{missing[0]} does not run, so there is nothing to look at")
+    return Finding(True, "") if running else Finding(None, "no agent is to run here")
+
+
+def _why_no_link(status: AgentStatus) -> str:
+    link = status.link
+    return "" if link.up else link.reason or f"not linked to {link.peer} yet"
+
+
+def _why_not_served(status: AgentStatus) -> str:
+    for model in status.models:
+        if model.phase != "ready":
+            return f"{model.name} is {model.phase}" + (
+                f": {model.problem}" if model.problem else ""
+            )
     return ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.status import Status
 
-from bus.agent_status import AgentStatus
+from bus.agent_status import AgentLink, AgentStatus
 from bus.client import Client
 from bus.client_address import api_address
 from bus.errors import (
@@ -35,9 +35,12 @@ from head.cli.agents import (
     running_status,
     served,
 )
-from head.cli.output import one_line
+from head.cli.output import note, one_line
 from head.cli.supervision import FAILED_STATES, Supervisor
 
+#: How long all may take, and how long agents alone look for a head before `up` leaves them to it.
+UP_TIMEOUT_S = 180.0
+UNREACHABLE_S = 15.0
 _ASK_EVERY_S = 0.2
 _ANSWER_S = 5.0
 #: A process may fail this often before it counts: one restart is not a fault yet.
@@ -76,6 +79,19 @@ class Readiness:
         lacking = (not_ready(plan, told.get(plan.name)) for plan in self.agents)
         return next(filter(None, lacking), "")
 
+    def without_head(self, told: Mapping[str, AgentStatus]) -> str:
+        """The first agent that has no head, where none runs here: which, and what keeps it."""
+        if self.heads:
+            return ""
+        return next(
+            (
+                f"{name}: {_no_link(status.link)}"
+                for name, status in told.items()
+                if not status.link.up
+            ),
+            "",
+        )
+
     def missing_at_head(self, report: Mapping[str, Any], told: Mapping[str, AgentStatus]) -> str:
         """What the head's status report lacks of those agents that are its own."""
         nodes = {node.get("identity"): node for node in report.get("nodes", [])}
@@ -103,25 +119,42 @@ class Readiness:
             return ""
 
 
-def wait_ready(wanted: Readiness, supervisor: Supervisor, timeout_s: float) -> None:
+def wait_ready(wanted: Readiness, supervisor: Supervisor, timeout_s: float | None) -> str:
     """Ask until all is there.
+
+    Args:
+        timeout_s: how long; None takes 180 s, of which 15 s for a head that is elsewhere.
+
+    Returns:
+        Empty when all is there; else why agents, which run alone here, have no head yet. They
+        need none to go on: they look for it for ever.
 
     Raises:
         SuperfluidError: a service does not stay up, or can not serve; of the class of its error.
         TimedOut: not all was there in time; says what was missing.
     """
-    deadline = time.monotonic() + timeout_s
+    limit_s = timeout_s or UP_TIMEOUT_S
+    begin = time.monotonic()
+    lonely_since: float | None = None
     watch = _Watch(supervisor, wanted.state)
-    with _spinner() as show, _Asker(wanted) as asker:
+    with _progress() as show, _Asker(wanted) as asker:
         while True:
             waiting, told = watch.check()
             missing = wanted.missing_at_agents(told) or waiting or asker.ask(told)
             if not missing:
-                return
-            show(missing)
-            if time.monotonic() >= deadline:
+                return ""
+            without = wanted.without_head(told)
+            show(missing, without if any(each.link.reason for each in told.values()) else "")
+            now = time.monotonic()
+            lonely_since = (lonely_since or now) if without else None
+            patience_s = limit_s if timeout_s else UNREACHABLE_S
+            if lonely_since is not None and now - lonely_since >= patience_s:
+                return without
+            if now - begin >= limit_s:
+                if without:
+                    return without
                 raise TimedOut(
-                    f"not ready after {timeout_s:g} s: {missing}; see: sfctl doctor, or allow more "
+                    f"not ready after {limit_s:g} s: {missing}; see: sfctl doctor, or allow more "
                     "with --timeout"
                 )
             # Readiness is a figure of another process; asking again is how it is awaited.
@@ -219,11 +252,24 @@ class _Asker:
         self._close()
 
 
+def _no_link(link: AgentLink) -> str:
+    """Why there is none, with the address."""
+    why = link.reason or f"not linked to {link.peer} yet"
+    return why if link.address in why else f"{why} ({link.address})"
+
+
 @contextmanager
-def _spinner() -> Iterator[Any]:
-    """Shows what is waited for on a terminal's stderr; silent elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda text: None
+def _progress() -> Iterator[Callable[[str, str], None]]:
+    """Gives `show(missing, reason)`: a spinner on a terminal, else a line a reason."""
+    if sys.stderr.isatty():
+        with Status("starting", console=Console(stderr=True)) as status:
+            yield lambda missing, reason: status.update(missing)
         return
-    with Status("starting", console=Console(stderr=True)) as status:
-        yield status.update
+    said: set[str] = set()
+
+    def show(missing: str, reason: str) -> None:
+        if reason and reason not in said:
+            said.add(reason)
+            note(f"waiting: {reason}")
+
+    yield show

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import click
 
-from bus.errors import StartError
+from bus.errors import StartError, SuperfluidError, TimedOut
 from bus.state import StateFolder
 from head.cli import preflight
 from head.cli.agents import NODE_GROUP, AgentPlan, agent_names, check_agents, plan_agents
@@ -27,11 +28,12 @@ from head.cli.processes import (
 from head.cli.readiness import Readiness, wait_ready
 from head.cli.supervision import Supervisor
 
-UP_TIMEOUT_S = 180.0
 DOWN_TIMEOUT_S = 70.0
 #: What is left after an orderly stop is asked, and then killed, with this much patience.
 _LEFTOVER_GRACE_S = 10.0
 _START_LOCK = "sfctl-up"
+#: How a worker's refusal of a device ends, for one that the configuration has.
+_DEVICE_REMEDY = re.compile(r"or take another device: .*", re.DOTALL)
 
 
 @click.command()
@@ -59,8 +61,7 @@ def up(
         other = "--agent-only" if agent_only else "--nodes" if nodes else "--device"
         raise click.UsageError(f"--head-only and {other} exclude each other.")
     asked = Services(heads=0 if agent_only else 1, nodes=0 if head_only else nodes or 1)
-    as_they_run = not (nodes or head_only or agent_only)
-    start_services(context, asked, as_they_run=as_they_run, device=device)
+    start_services(context, asked, as_they_run=nodes is None, device=device)
 
 
 @click.command()
@@ -89,16 +90,20 @@ class Services:
         """What `up` needs to start these."""
         if not self.nodes:
             return "up --head-only"
-        return f"up{'' if self.heads else ' --agent-only'} --nodes {self.nodes}"
+        number = f" --nodes {self.nodes}" if self.nodes > 1 else ""
+        return f"up{'' if self.heads else ' --agent-only'}{number}"
 
 
 def start_services(
     context: CliContext, asked: Services, *, as_they_run: bool = False, device: str | None = None
 ) -> bool:
-    """Start and wait until ready; on any failure of a start nothing is left running.
+    """Start and wait until ready.
+
+    On any failure of a start nothing is left running, but agents that can not reach a head, which
+    is elsewhere, are: they look for it for ever.
 
     Args:
-        as_they_run: when some run already, their number is fine as it is.
+        as_they_run: when agents are asked for and some run already, their number is fine as it is.
         device: of all workers; None leaves it to the agents' configuration.
 
     Returns:
@@ -111,11 +116,10 @@ def start_services(
     with _one_start(state):
         supervisor = Supervisor(state)
         if supervisor.running():
-            _see_running(context, state, supervisor, None if as_they_run else asked, device)
+            _see_running(context, state, supervisor, asked, as_they_run, device)
             return False
-        if device is not None:
-            os.environ["SUPERFLUID_WORKER_DEVICE"] = device
-        _start(context, state, supervisor, asked)
+        with _device_option(context, asked, device):
+            _start(context, state, supervisor, asked)
     return True
 
 
@@ -123,23 +127,25 @@ def _see_running(
     context: CliContext,
     state: StateFolder,
     supervisor: Supervisor,
-    asked: Services | None,
+    asked: Services,
+    as_they_run: bool,
     device: str | None,
 ) -> None:
     """See that what runs is what was asked for, and well."""
     processes = supervisor.processes()
     names = [each.name for each in processes if each.group == NODE_GROUP]
     have = Services(heads=len(processes) - len(names), nodes=len(names))
-    wanted = asked or have
-    if have != wanted or device is not None:
-        again = wanted.options + (f" --device {device}" if device else "")
+    if as_they_run and asked.nodes and have.nodes:
+        asked = Services(heads=asked.heads, nodes=have.nodes)
+    if have != asked or device is not None:
+        on = f" --device {device}" if device else ""
         raise StartError(
-            f"{have} run here already; to start {wanted} instead: "
-            f"{context.command('down')} && {context.command(again)}"
+            f"{have} run here already and {asked}{on and f' with{on}'} were asked for; get there "
+            f"with: {context.command('down')} && {context.command(asked.options + on)}"
         )
     plans = tuple(plan_agents(state, names))
     ready = Readiness(state, heads=have.heads, agents=plans)
-    wait_ready(ready, supervisor, context.timeout_s or UP_TIMEOUT_S)
+    _say_without_head(context, wait_ready(ready, supervisor, context.timeout_s))
     note(f"already running: {have}; look with: {context.command('status')}")
 
 
@@ -150,11 +156,40 @@ def _start(
     try:
         supervisor.start(heads=asked.heads, nodes=asked.nodes)
         ready = Readiness(state, heads=asked.heads, agents=tuple(plans))
-        wait_ready(ready, supervisor, context.timeout_s or UP_TIMEOUT_S)
+        without_head = wait_ready(ready, supervisor, context.timeout_s)
     except BaseException:
         stop_services(state, None)
         raise
+    _say_without_head(context, without_head)
     note(f"ready; look with: {context.command('status')}  end with: {context.command('down')}")
+
+
+def _say_without_head(context: CliContext, why: str) -> None:
+    """Tell that agents run without their head.
+
+    Raises:
+        TimedOut: they do.
+    """
+    if why:
+        raise TimedOut(
+            f"{why}; the agents run and keep trying: look with: {context.command('status')}  "
+            f"end with: {context.command('down')}"
+        )
+
+
+@contextmanager
+def _device_option(context: CliContext, asked: Services, device: str | None) -> Iterator[None]:
+    """Hand the option to the services; it wins over agent.toml, so only it is the remedy."""
+    if device is None:
+        yield
+        return
+    os.environ["SUPERFLUID_WORKER_DEVICE"] = device
+    try:
+        yield
+    except SuperfluidError as error:
+        again = context.command(f"{asked.options} --device cpu")
+        error.message = _DEVICE_REMEDY.sub(f"or start with: {again}", error.message)
+        raise
 
 
 @contextmanager

@@ -200,9 +200,13 @@ def test_a_gpu_that_is_not_there_is_1_at_once(machine: Machine, way: str) -> Non
     if way == "file":
         (machine.state / "agent.toml").write_text('[worker]\ndevice = "cuda"\n')
     begin = time.monotonic()
+    if way == "option":
+        (machine.state / "agent.toml").write_text('[worker]\ndevice = "auto"\n')
     line = machine.fails(1, "up", *(("--device", "cuda") if way == "option" else ()))
     assert time.monotonic() - begin < READY_S / 2
     assert line.startswith("error: node-1 can not serve toy: device cuda can not be used")
+    remedy = f"start with: {SFCTL} --state {machine.state} up --device cpu"
+    assert (remedy in line, "agent.toml" in line) == (way == "option", way == "file")
 
 
 def test_a_head_that_takes_no_joins_is_2_at_once(machine: Machine) -> None:
@@ -210,14 +214,21 @@ def test_a_head_that_takes_no_joins_is_2_at_once(machine: Machine) -> None:
     assert "bind in [fleet]" in machine.fails(2, "up")
 
 
-def test_a_head_that_is_not_there_is_waited_for_and_named(machine: Machine) -> None:
+def test_agents_stay_when_their_head_is_not_there(machine: Machine) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
         (machine.state / "agent.toml").write_text(f'[node]\njoin = ["{address}"]\n')
-        line = machine.fails(8, "--timeout", "3", "up", "--agent-only")
-    assert line.startswith("error: not ready after 3 s: node-1: ")
-    assert address in line
+        for _ in ("at its start", "while it runs"):
+            done = machine.sfctl("--timeout", "7", "up", "--agent-only")
+            assert done.returncode == 8
+            *told, line = done.stderr.splitlines()
+            assert line.startswith("error: node-1: can not reach ")
+            assert address in line
+            for command in ("status", "down"):
+                assert f"with: {SFCTL} --state {machine.state} {command}" in line
+            assert any(each.startswith("waiting: ") and address in each for each in told)
+            assert services_of(machine.state) != []
 
 
 def test_another_heads_token_is_6_at_once(machine: Machine, second: Machine) -> None:
@@ -227,6 +238,10 @@ def test_another_heads_token_is_6_at_once(machine: Machine, second: Machine) -> 
     begin = time.monotonic()
     line = second.fails(6, "up", "--agent-only")
     assert time.monotonic() - begin < READY_S / 2
+    (links,) = [each for each in second.sfctl("doctor").stdout.splitlines() if "links " in each]
+    assert "no  " in links
+    assert "last: " in links
+    assert "copy the head's token file" in links
     assert line.startswith("error: node-1 can not join: ")
     assert "copy the head's token file" in line
 
@@ -239,7 +254,11 @@ def test_a_machine_of_agents_knows_how_they_are(machine: Machine, second: Machin
     assert "copy the head's token file" in second.sfctl("doctor").stdout
     second.take_token(machine)
     second.ok("up", "--agent-only")
-    assert "already running: no head and 1 node agent" in second.sfctl("up").stderr
+    assert "already running: no head and 1 node agent" in second.sfctl("up", "--agent-only").stderr
+    refused = second.sfctl("up")
+    assert refused.returncode == 1
+    assert "no head and 1 node agent run here already and 1 head and 1 node" in refused.stderr
+    assert refused.stderr.endswith(f" && {SFCTL} --state {second.state} up\n")
     (agent,) = json.loads(second.ok("status", "-o", "json"))["agents"]
     assert (agent["name"], agent["linked"], agent["models"]) == ("node-1", True, ["toy (ready)"])
     (node,) = json.loads(machine.ok("node", "ls", "-o", "json"))
@@ -253,7 +272,7 @@ def test_a_machine_of_agents_knows_how_they_are(machine: Machine, second: Machin
     (links,) = [line for line in sick.stdout.splitlines() if line.startswith("links ")]
     assert " no " in links
     assert "node-1: " in links
-    waiting = second.sfctl("--timeout", "1", "up")
+    waiting = second.sfctl("--timeout", "1", "up", "--agent-only")
     assert waiting.returncode == 8
     assert services_of(second.state) != []
 
@@ -266,6 +285,11 @@ def _until(condition: Callable[[], bool]) -> None:
 
 def test_the_remedy_for_no_node_works_as_it_stands(machine: Machine) -> None:
     machine.ok("up", "--head-only")
+    assert "already running: 1 head and 0 node agents" in machine.sfctl("up", "--head-only").stderr
+    refused = machine.sfctl("up")
+    assert refused.returncode == 1
+    assert "1 head and 0 node agents run here already and 1 head and 1 node" in refused.stderr
+    assert refused.stderr.endswith(f" && {SFCTL} --state {machine.state} up\n")
     status = machine.sfctl("status")
     assert status.returncode == 3
     (problem,) = [line for line in status.stderr.splitlines() if "no node is here" in line]

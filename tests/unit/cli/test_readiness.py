@@ -136,3 +136,12 @@ def test_a_model_imported_after_the_start_is_not_waited_for(wanted: Readiness) -
     plan = AgentPlan("node-1", models=("new", "toy"))
     ready = dataclasses.replace(wanted, agents=(plan,))
     assert ready.missing_at_agents({"node-1": _status()}) == ""
+
+
+def test_only_agents_alone_may_be_without_a_head(wanted: Readiness) -> None:
+    away = AgentLink(peer="the head", address=HEAD, code="unreachable", reason="can not reach it")
+    told = {"node-1": _status(), "node-2": _status(link=away)}
+    alone = dataclasses.replace(wanted, heads=0)
+    assert alone.without_head(told) == f"node-2: can not reach it ({HEAD})"
+    assert alone.without_head(BOTH) == ""
+    assert wanted.without_head(told) == ""
