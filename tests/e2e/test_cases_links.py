@@ -24,7 +24,8 @@ from bus.keys import load_or_create_static_key, load_token, new_token
 from bus.link import LinkIdentity, LinkLimits, PeerRefused
 from bus.secret_files import create_secret_file
 from bus.transport import clock, link_options
-from tests.e2e.test_transport_links import Stage, node_identity
+from tests.harness.link_identities import node
+from tests.harness.link_sides import Stage
 from tests.harness.logged_process import LoggedProcess
 from tests.harness.models import toy_model_folder
 from tests.harness.strangers import GREETING, Stranger, zmtp_frame
@@ -127,7 +128,7 @@ def hello_of(identity: LinkIdentity) -> bytes:
 
 
 def first_words(kind: str) -> bytes:
-    hello = hello_of(node_identity("stranger"))
+    hello = hello_of(node("stranger"))
     largest = hello + bytes(link_options.MAX_FRAME_BYTES - len(hello))
     return {
         "half a hello": zmtp_frame(hello[: len(hello) // 2]),
