@@ -18,8 +18,8 @@ import zmq
 import superfluid
 from bench.cluster import Cluster
 from bus.messages.api import MARK, decode_body, encode_body
-from tests.e2e.test_cases_links import agent_process, head_process, make_state, memory_bytes
 from tests.e2e.test_cluster import alive, wait_for
+from tests.harness.link_processes import agent_process, head_process, make_state, memory_bytes
 from tests.harness.logged_process import LoggedProcess
 from tests.harness.models import toy_model_folder
 
