@@ -22,6 +22,10 @@ NO_WORKER = WorkerIncarnation(0)
 _PROBLEM_BYTES = 1024
 
 
+#: A model whose workers died so often in a row, without a word, counts as failed.
+DEATHS_TO_FAIL = 3
+
+
 @dataclass(slots=True)
 class ServedModel:
     """A model and its worker. Owned by the core.
@@ -71,14 +75,15 @@ class ServedModel:
 
     def exited(self, returncode: int) -> str:
         """The worker is gone; returns why."""
-        self.phase = "failed"
+        self.failures += 1
+        said = self.last_words
+        # One that just died is started again in a moment, and requests may wait for that.
+        self.phase = "failed" if said or self.failures >= DEATHS_TO_FAIL else "loading"
         self.ready = None
         self.incarnation = NO_WORKER
         self.stats = WorkerStats()
-        said = self.last_words
         self.problem = said.message if said else describe_exit(returncode)
         self.problem_code = said.code if said else ""
-        self.failures += 1
         return self.problem
 
     def local_status(self) -> AgentModel:

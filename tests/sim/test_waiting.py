@@ -33,6 +33,17 @@ def test_request_waits_for_a_worker_that_is_being_started_again() -> None:
     check_complete(stream, "in between", 10)
 
 
+def test_crowd_waits_out_the_death_of_all_workers_long_after_the_start() -> None:
+    fleet = MemoryFleet(nodes=2)
+    fleet.run(60.0)
+    for node in fleet.nodes:
+        node.kill_worker(respawn_s=0.5)
+    streams = [fleet.generate(f"crowd {i}", 5) for i in range(40)]
+    fleet.finish(*streams, limit_s=30.0)
+    for i, stream in enumerate(streams):
+        check_complete(stream, f"crowd {i}", 5)
+
+
 def test_request_placed_while_its_worker_dies_goes_to_the_next_worker() -> None:
     fleet = MemoryFleet(nodes=1)
     fleet.run(1.0)

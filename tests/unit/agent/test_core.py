@@ -244,7 +244,7 @@ def test_a_killed_worker_loses_what_ran_and_the_next_one_serves(serving: Node) -
     assert (lost.worker, lost.generation) == (W1, 1)
     assert lost.reason == "the worker was ended by signal 9 (SIGKILL)"
     assert isinstance(status, link.NodeStatus)
-    assert (status.models[0].phase, status.models[0].worker) == ("failed", 0)
+    assert (status.models[0].phase, status.models[0].worker) == ("loading", 0)
     serving.start(W2, 3.25)
     (declined,) = serving.request(epoch=2)
     assert isinstance(declined, link.Declined)

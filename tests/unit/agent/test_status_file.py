@@ -69,7 +69,7 @@ def test_a_worker_that_named_its_error_is_told_from_one_that_just_ended(agent: A
     assert agent.model() == AgentModel(name="toy", phase="loading")
     agent.core.worker_exited(TOY, W1, -9, 1.0, 0.0)
     killed = agent.model()
-    assert (killed.phase, killed.code, killed.failures) == ("failed", "", 1)
+    assert (killed.phase, killed.code, killed.failures) == ("loading", "", 1)
     assert "SIGKILL" in killed.problem
     agent.core.worker_started(TOY, W1, 0.0)
     said = Failed(code="start_failed", message="no NVIDIA driver")
@@ -77,7 +77,16 @@ def test_a_worker_that_named_its_error_is_told_from_one_that_just_ended(agent: A
     agent.core.worker_exited(TOY, W1, 1, 2.0, 0.0)
     failed = agent.model()
     assert (failed.code, failed.problem) == ("start_failed", "no NVIDIA driver")
-    assert failed.failures == 2
+    assert (failed.phase, failed.failures) == ("failed", 2)
+
+
+def test_a_worker_that_dies_again_and_again_has_failed(agent: Agent) -> None:
+    phases = []
+    for _ in range(3):
+        agent.core.worker_started(TOY, W1, 0.0)
+        agent.core.worker_exited(TOY, W1, -9, 1.0, 0.0)
+        phases.append(agent.model().phase)
+    assert phases == ["loading", "loading", "failed"]
 
 
 def test_it_is_written_only_when_something_changed(agent: Agent) -> None:
