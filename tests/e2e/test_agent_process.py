@@ -22,13 +22,18 @@ def agent_process(state: Path, *arguments: str, name: str = "node-1") -> LoggedP
     return LoggedProcess("agent", state, "--name", name, *SMALL, *arguments)
 
 
-def _gone(pid: int) -> bool:
-    """Whether a process ended (a zombie that nobody reaps yet has ended too)."""
+def _state(pid: int) -> str:
+    """The letter that /proc has for a process; Z when it is gone."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
-        return True
-    return status.rpartition(")")[2].split()[0] == "Z"
+        return "Z"
+    return status.rpartition(")")[2].split()[0]
+
+
+def _gone(pid: int) -> bool:
+    """Whether a process ended (a zombie that nobody reaps yet has ended too)."""
+    return _state(pid) == "Z"
 
 
 def _await(pids: list[int]) -> None:
@@ -88,6 +93,11 @@ def test_a_second_sigterm_waits_for_nothing(state: Path) -> None:
         (worker,) = agent.children()
         # A stopped process does not act on SIGTERM, so the agent waits for it.
         os.kill(worker, signal.SIGSTOP)
+        # Of two pending signals the lower number acts first, and SIGTERM's is the lower.
+        until = time.monotonic() + LIMIT_S
+        while _state(worker) != "T":
+            assert time.monotonic() < until, "the worker was never stopped"
+            time.sleep(0.01)
         agent.signal(signal.SIGTERM)
         agent.wait_for("stopping")
         until = time.monotonic() + LIMIT_S
