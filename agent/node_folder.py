@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from bus.closing import Closing
 from bus.crypto import KeyPair
 from bus.errors import ConfigInvalid, StartError
 from bus.file_lock import FileLock, LockHeld
@@ -18,7 +17,7 @@ from bus.state import private_folder
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 
-class NodeFolder:
+class NodeFolder(Closing):
     """Held by one process until `close` or its end.
 
     Args:
@@ -60,17 +59,6 @@ class NodeFolder:
         """Let go. May be called again."""
         while self._locks:
             self._locks.pop().close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def check_name(name: str) -> str:

@@ -15,12 +15,12 @@ import difflib
 import os
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from bus.call import Call
 from bus.client_address import check_api_address
 from bus.client_session import ClientSession, Ended, Failed
+from bus.closing import Closing
 from bus.errors import Invalid, NoHead, SuperfluidError, WireError
 from bus.ids import RequestId
 from bus.messages.api import DEFAULT_CREDIT, GenerationOptions
@@ -37,7 +37,7 @@ _SETTLE_S = 0.5
 _OPTIONS = frozenset(f.name for f in dataclasses.fields(GenerationOptions)) - {"model"}
 
 
-class Client:
+class Client(Closing):
     """A connection to a head. Used by one thread; close it, or use it in `with`.
 
     Args:
@@ -260,17 +260,6 @@ class Client:
             self._socket = None
             self._session.connection_lost()
             self._session.fail_all(NoHead("this client was closed; connect again"))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # --- inside -----------------------------------------------------------------------------
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from bus.closing import Closing
 from bus.errors import StartError
 
 
@@ -20,7 +19,7 @@ class LockHeld(StartError):
         self.pid = pid
 
 
-class FileLock:
+class FileLock(Closing):
     """Holds `path` locked until `close`, or until the process ends.
 
     The file stays: removing it would let one process lock the removed file and another one its
@@ -56,17 +55,6 @@ class FileLock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _read_pid(descriptor: int) -> int | None:

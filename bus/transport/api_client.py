@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
 import zmq
 
+from bus.closing import Closing
 from bus.errors import NoHead, TimedOut
 from bus.transport.addresses import allow_ipv6, ipc_path, shared_context
 from bus.transport.api_server import MAX_FRAME_BYTES
@@ -21,7 +20,7 @@ SEND_TIMEOUT_S = 10.0
 _START_IT = "start it with `sfctl up`, or give its address with --api or SUPERFLUID_API"
 
 
-class ApiSocket:
+class ApiSocket(Closing):
     """One connection to a head, which is not made again: open a new one after `lost`.
 
     Owns a DEALER and its monitor; used by one thread at a time.
@@ -125,17 +124,6 @@ class ApiSocket:
         """Close at once. May be called again."""
         self._monitor.close()
         self._dealer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _connect(self, timeout_s: float) -> None:
         try:

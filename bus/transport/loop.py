@@ -15,11 +15,11 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType, TracebackType
-from typing import Self
+from types import FrameType
 
 import zmq
 
+from bus.closing import Closing
 from bus.transport import clock
 
 Source = zmq.Socket[bytes] | int
@@ -43,7 +43,7 @@ class _TimerSource:
     handle_timeout: Callable[[float], None]
 
 
-class Loop:
+class Loop(Closing):
     """Drives sockets, descriptors, timers and signals of one thread.
 
     Only `wakeup` and `stop` may be called from other threads and from signal handlers.
@@ -172,17 +172,6 @@ class Loop:
             self._event_fd = -1
         self._readers.clear()
         self._poller = zmq.Poller()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # --- inside -------------------------------------------------------------------------------
 

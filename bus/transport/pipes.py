@@ -16,11 +16,10 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import zmq
 
+from bus.closing import Closing
 from bus.errors import StartError, TooLarge
 from bus.file_lock import FileLock, LockHeld
 from bus.state import private_folder as private_folder
@@ -93,7 +92,7 @@ def _remove_files(prefix: str) -> None:
         Path(f"{prefix}{suffix}").unlink(missing_ok=True)
 
 
-class WorkerPipe:
+class WorkerPipe(Closing):
     """The child's side. Owns two sockets and their context; used by one thread.
 
     Args:
@@ -140,17 +139,6 @@ class WorkerPipe:
         self._pull.close()
         self._push.close()
         self._context.term()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class ParentPipe:

@@ -14,34 +14,14 @@ from bus.agent_status import AgentStatus, read_agent_status
 from bus.crypto import KeyPair
 from bus.keys import load_or_create_static_key, new_token
 from bus.secret_files import create_secret_file
-from tests.harness.logged_process import LIMIT_S, LoggedProcess
-from tests.harness.models import toy_model_folder
-
-TOKEN = "keys/fleet.token"
+from tests.harness.link_processes import TOKEN, agent_process, head_process, make_state
+from tests.harness.logged_process import LIMIT_S
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
     """A state folder with a head's key, its token, and the toy model."""
     return make_state(tmp_path / "s")
-
-
-def make_state(folder: Path) -> Path:
-    folder.mkdir(mode=0o700)
-    key = load_or_create_static_key(folder / "keys" / "head.key")
-    create_secret_file(folder / TOKEN, new_token(key.public))
-    (folder / "models").mkdir()
-    (folder / "models" / "toy").symlink_to(toy_model_folder().path)
-    return folder
-
-
-def head_process(state: Path, **settings: str) -> LoggedProcess:
-    return LoggedProcess("head", state, "--bind", "tcp://127.0.0.1:0", **settings)
-
-
-def agent_process(state: Path, *arguments: str) -> LoggedProcess:
-    small = ("--lanes", "2", "--kv-bytes", str(4 << 20), "--threads", "1")
-    return LoggedProcess("agent", state, *small, *arguments)
 
 
 def await_status(state: Path, condition: Callable[[AgentStatus], bool]) -> AgentStatus:
