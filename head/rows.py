@@ -34,6 +34,8 @@ class PutAnswer:
     on_disconnect: str
     created_wall_s: float
     state: str = ADMITTED
+    #: A turn of a made session: its prompt is so much of the session's context, and `prompt` empty.
+    context_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +102,92 @@ class PutPeer:
     hello_counter: int
 
 
-Row = PutAnswer | PutGeneration | MarkSent | PutTokens | PutFinish | PurgeAnswers | PutPeer
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutSession:
+    """A session that a client made, to be used for several turns."""
+
+    session: SessionId
+    owner: str
+    model: ModelName
+    qos: int
+    created_wall_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutContent:
+    """Tokens `first`.. of a made session's context; `answer` is 0 for what was appended."""
+
+    session: SessionId
+    first: int
+    ids: PackedIds
+    answer: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndSession:
+    """A made session takes no more turns; it stays readable until it is purged."""
+
+    session: SessionId
+    ended_wall_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PurgeSessions:
+    """Forget these made sessions with their contexts."""
+
+    sessions: tuple[SessionId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutNodeKey:
+    """A node's static key and whether it may link: `pending`, `enrolled` or `revoked`."""
+
+    public: bytes
+    identity: NodeIdentity
+    state: str
+    host: str
+    changed_wall_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetNodeKey:
+    """Forget a node's static key."""
+
+    public: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutSetting:
+    """A decision of an operator that outlives the process, such as the way of enrolment."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaiseBoot:
+    """A node has seen higher epochs than this store: go on above them."""
+
+    boot: int
+
+
+Row = (
+    PutAnswer
+    | PutGeneration
+    | MarkSent
+    | PutTokens
+    | PutFinish
+    | PurgeAnswers
+    | PutPeer
+    | PutSession
+    | PutContent
+    | EndSession
+    | PurgeSessions
+    | PutNodeKey
+    | ForgetNodeKey
+    | PutSetting
+    | RaiseBoot
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +212,24 @@ class StoredAnswer:
     finished_wall_s: float
     generation: GenerationId | None
     node: NodeIdentity | None
+    context_tokens: int = 0
+    #: Of the latest generation: its epoch, worker, and the answer's offset that it began at.
+    epoch: Epoch = Epoch(0)
+    worker: int = 0
+    first_offset: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSession:
+    """A made session as read back at start; `contents` in order, from token 0 without a gap."""
+
+    session: SessionId
+    owner: str
+    model: ModelName
+    qos: int
+    created_wall_s: float
+    ended_wall_s: float
+    contents: tuple[PutContent, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,3 +240,6 @@ class StoredState:
     head_id: str
     answers: tuple[StoredAnswer, ...]
     peers: tuple[PutPeer, ...] = ()
+    sessions: tuple[StoredSession, ...] = ()
+    node_keys: tuple[PutNodeKey, ...] = ()
+    settings: tuple[PutSetting, ...] = ()

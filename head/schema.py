@@ -89,7 +89,40 @@ _FIRST = (
     ) WITHOUT ROWID""",
 )
 
-MIGRATIONS: Sequence[Migration] = (Migration("answers, generations, tokens and peers", _FIRST),)
+_SESSIONS = (
+    """CREATE TABLE session (
+        session TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        model TEXT NOT NULL,
+        qos INTEGER NOT NULL,
+        created_wall_s REAL NOT NULL,
+        ended_wall_s REAL NOT NULL DEFAULT 0
+    ) WITHOUT ROWID""",
+    """CREATE TABLE content (
+        session TEXT NOT NULL REFERENCES session ON DELETE CASCADE,
+        first INTEGER NOT NULL,
+        answer INTEGER NOT NULL,
+        ids BLOB NOT NULL,
+        PRIMARY KEY (session, first)
+    ) WITHOUT ROWID""",
+    "ALTER TABLE answer ADD COLUMN context_tokens INTEGER NOT NULL DEFAULT 0",
+    """CREATE TABLE node_key (
+        public BLOB PRIMARY KEY,
+        identity TEXT NOT NULL,
+        state TEXT NOT NULL CHECK (state IN ('pending', 'enrolled', 'revoked')),
+        host TEXT NOT NULL,
+        changed_wall_s REAL NOT NULL
+    ) WITHOUT ROWID""",
+    """CREATE TABLE setting (
+        name TEXT PRIMARY KEY,
+        value TEXT NOT NULL
+    ) WITHOUT ROWID""",
+)
+
+MIGRATIONS: Sequence[Migration] = (
+    Migration("answers, generations, tokens and peers", _FIRST),
+    Migration("sessions with several turns, enrolled keys and settings", _SESSIONS),
+)
 
 
 def stored_version(connection: sqlite3.Connection) -> int:

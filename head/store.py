@@ -16,6 +16,7 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -23,10 +24,19 @@ from bus.errors import Internal, StartError, StoreCorrupt, SuperfluidError
 from bus.file_lock import FileLock
 from bus.ids import SessionId
 from head.effects import Persist
-from head.rows import PurgeAnswers, StoredAnswer, StoredState
+from head.rows import PurgeAnswers, PurgeSessions, StoredAnswer, StoredState
 from head.schema import MIGRATIONS, Migration, apply, migrate, sync
 from head.store_folder import claim_folder
-from head.tables import find_answer, give_back_space, read_answers, read_peers, write
+from head.tables import (
+    find_answer,
+    give_back_space,
+    read_answers,
+    read_node_keys,
+    read_peers,
+    read_sessions,
+    read_settings,
+    write,
+)
 
 FILE = "head.db"
 #: Boot numbers are the high half of ids that SQLite keeps as signed 64-bit numbers.
@@ -84,8 +94,16 @@ class Store:
             connection = _connect(file)
             migrate(connection, file, migrations)
             connection.execute("PRAGMA journal_mode = WAL")
-            answers = read_answers(connection)
-            peers = read_peers(connection)
+            # Before the boot number is raised: a file that can not be read is left as it is.
+            state = StoredState(
+                boot=0,
+                head_id="",
+                answers=read_answers(connection),
+                peers=read_peers(connection),
+                sessions=read_sessions(connection),
+                node_keys=read_node_keys(connection),
+                settings=read_settings(connection),
+            )
             head_id, boot = _raise_boot(connection, boot_above)
             store = cls(file, connection, boot, lock)
         except BaseException as error:
@@ -95,7 +113,7 @@ class Store:
             if isinstance(error, sqlite3.Error):
                 raise _start_error(file, error) from error
             raise
-        return store, StoredState(boot=boot, head_id=head_id, answers=answers, peers=peers)
+        return store, replace(state, boot=boot, head_id=head_id)
 
     def submit(self, persist: Persist) -> None:
         """Hand over what is to be committed; returns at once.
@@ -203,7 +221,9 @@ class Store:
             for persist in batch:
                 for row in persist.rows:
                     write(connection, row)
+            (boot,) = connection.execute("SELECT boot FROM head").fetchone()
             connection.execute("COMMIT")
+            self._boot = boot
         except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
@@ -217,7 +237,11 @@ class Store:
             os.eventfd_write(self._wake, 1)
 
     def _shrink(self, batch: list[Persist]) -> None:
-        if any(isinstance(row, PurgeAnswers) for persist in batch for row in persist.rows):
+        if any(
+            isinstance(row, PurgeAnswers | PurgeSessions)
+            for persist in batch
+            for row in persist.rows
+        ):
             try:
                 give_back_space(self._connection)
             except sqlite3.Error as error:

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from bus.ids import GenerationId, NodeIdentity, PackedIds, count_ids
+from bus.ids import Epoch, NodeIdentity, PackedIds, SessionId, count_ids
 from head.rows import (
     FINISHED,
     PLACED,
     SENT,
+    EndSession,
+    ForgetNodeKey,
     MarkSent,
     PurgeAnswers,
+    PurgeSessions,
     PutAnswer,
+    PutContent,
     PutFinish,
     PutGeneration,
+    PutNodeKey,
     PutPeer,
+    PutSession,
+    PutSetting,
     PutTokens,
+    RaiseBoot,
     Row,
     StoredAnswer,
+    StoredSession,
 )
 
 #: Pages that one purge gives back to the file system at most; the rest goes with the next.
@@ -41,7 +50,7 @@ def write(connection: sqlite3.Connection, row: Row) -> None:
 def _put_answer(connection: sqlite3.Connection, row: PutAnswer) -> None:
     connection.execute(
         "INSERT INTO answer (answer, session, owner, key, model, prompt, options, on_disconnect,"
-        " created_wall_s, state) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        " created_wall_s, state, context_tokens) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             row.answer,
             row.session,
@@ -53,6 +62,7 @@ def _put_answer(connection: sqlite3.Connection, row: PutAnswer) -> None:
             row.on_disconnect,
             row.created_wall_s,
             row.state,
+            row.context_tokens,
         ),
     )
 
@@ -122,6 +132,52 @@ def _put_peer(connection: sqlite3.Connection, row: PutPeer) -> None:
     )
 
 
+def _put_session(connection: sqlite3.Connection, row: PutSession) -> None:
+    connection.execute(
+        "INSERT INTO session (session, owner, model, qos, created_wall_s) VALUES (?, ?, ?, ?, ?)",
+        (row.session, row.owner, row.model, row.qos, row.created_wall_s),
+    )
+
+
+def _put_content(connection: sqlite3.Connection, row: PutContent) -> None:
+    connection.execute(
+        "INSERT INTO content (session, first, answer, ids) VALUES (?, ?, ?, ?)",
+        (row.session, row.first, row.answer, row.ids),
+    )
+
+
+def _end_session(connection: sqlite3.Connection, row: EndSession) -> None:
+    connection.execute(
+        "UPDATE session SET ended_wall_s = ? WHERE session = ?", (row.ended_wall_s, row.session)
+    )
+
+
+def _purge_sessions(connection: sqlite3.Connection, row: PurgeSessions) -> None:
+    connection.executemany(
+        "DELETE FROM session WHERE session = ?", [(session,) for session in row.sessions]
+    )
+
+
+def _put_node_key(connection: sqlite3.Connection, row: PutNodeKey) -> None:
+    connection.execute(
+        "INSERT OR REPLACE INTO node_key (public, identity, state, host, changed_wall_s)"
+        " VALUES (?, ?, ?, ?, ?)",
+        (row.public, row.identity, row.state, row.host, row.changed_wall_s),
+    )
+
+
+def _forget_node_key(connection: sqlite3.Connection, row: ForgetNodeKey) -> None:
+    connection.execute("DELETE FROM node_key WHERE public = ?", (row.public,))
+
+
+def _put_setting(connection: sqlite3.Connection, row: PutSetting) -> None:
+    connection.execute("INSERT OR REPLACE INTO setting VALUES (?, ?)", (row.name, row.value))
+
+
+def _raise_boot(connection: sqlite3.Connection, row: RaiseBoot) -> None:
+    connection.execute("UPDATE head SET boot = max(boot, ?)", (row.boot,))
+
+
 _WRITERS: dict[type, Write] = {
     PutAnswer: _put_answer,
     PutGeneration: _put_generation,
@@ -130,6 +186,14 @@ _WRITERS: dict[type, Write] = {
     PutFinish: _put_finish,
     PurgeAnswers: _purge,
     PutPeer: _put_peer,
+    PutSession: _put_session,
+    PutContent: _put_content,
+    EndSession: _end_session,
+    PurgeSessions: _purge_sessions,
+    PutNodeKey: _put_node_key,
+    ForgetNodeKey: _forget_node_key,
+    PutSetting: _put_setting,
+    RaiseBoot: _raise_boot,
 }
 
 
@@ -141,9 +205,11 @@ def give_back_space(connection: sqlite3.Connection) -> None:
 
 # --- reading ----------------------------------------------------------------------------------
 
+_GENERATION = "generation, node, epoch, worker, first_offset"
 _ANSWER = (
     "SELECT answer, session, owner, key, model, prompt, options, on_disconnect, created_wall_s,"
-    " state, finish, error, prompt_tokens, cached_tokens, finished_wall_s FROM answer "
+    " state, finish, error, prompt_tokens, cached_tokens, finished_wall_s,"
+    " context_tokens FROM answer "
 )
 
 
@@ -157,9 +223,9 @@ def read_answers(connection: sqlite3.Connection) -> tuple[StoredAnswer, ...]:
         connection.execute("SELECT answer, first, ids FROM tokens ORDER BY answer, first")
     )
     latest = {
-        answer: (generation, node)
-        for answer, generation, node in connection.execute(
-            "SELECT answer, generation, node FROM generation ORDER BY generation"
+        answer: found
+        for answer, *found in connection.execute(
+            f"SELECT answer, {_GENERATION} FROM generation ORDER BY generation"
         )
     }
     return tuple(
@@ -183,6 +249,55 @@ def read_peers(connection: sqlite3.Connection) -> tuple[PutPeer, ...]:
     )
 
 
+def read_sessions(connection: sqlite3.Connection) -> tuple[StoredSession, ...]:
+    """Every made session with its context, in order of its name.
+
+    Raises:
+        sqlite3.DatabaseError: the file is damaged, or a context has a gap.
+    """
+    contents: dict[SessionId, list[PutContent]] = {}
+    for session, first, answer, ids in connection.execute(
+        "SELECT session, first, answer, ids FROM content ORDER BY session, first"
+    ):
+        rows = contents.setdefault(session, [])
+        if first != (rows[-1].first + count_ids(rows[-1].ids) if rows else 0):
+            raise sqlite3.DatabaseError(f"session {session} has a gap in its context at {first}")
+        rows.append(PutContent(session=session, first=first, ids=PackedIds(ids), answer=answer))
+    return tuple(
+        StoredSession(
+            session=session,
+            owner=owner,
+            model=model,
+            qos=qos,
+            created_wall_s=created,
+            ended_wall_s=ended,
+            contents=tuple(contents.get(session, ())),
+        )
+        for session, owner, model, qos, created, ended in connection.execute(
+            "SELECT session, owner, model, qos, created_wall_s, ended_wall_s FROM session"
+            " ORDER BY session"
+        )
+    )
+
+
+def read_node_keys(connection: sqlite3.Connection) -> tuple[PutNodeKey, ...]:
+    """Every static key that an operator, or the way of enrolment, decided about."""
+    return tuple(
+        PutNodeKey(public=public, identity=identity, state=state, host=host, changed_wall_s=changed)
+        for public, identity, state, host, changed in connection.execute(
+            "SELECT public, identity, state, host, changed_wall_s FROM node_key ORDER BY identity"
+        )
+    )
+
+
+def read_settings(connection: sqlite3.Connection) -> tuple[PutSetting, ...]:
+    """What operators decided for good."""
+    return tuple(
+        PutSetting(name=name, value=value)
+        for name, value in connection.execute("SELECT name, value FROM setting ORDER BY name")
+    )
+
+
 def find_answer(
     connection: sqlite3.Connection, where: str, values: tuple[str, ...]
 ) -> StoredAnswer | None:
@@ -199,7 +314,7 @@ def find_answer(
         )
     )
     latest = connection.execute(
-        "SELECT generation, node FROM generation WHERE answer = ? ORDER BY generation DESC LIMIT 1",
+        f"SELECT {_GENERATION} FROM generation WHERE answer = ? ORDER BY generation DESC LIMIT 1",
         (number,),
     ).fetchone()
     return _answer(found, tokens.get(number, b""), latest)
@@ -217,7 +332,7 @@ def _join(batches: Iterable[tuple[int, int, bytes]]) -> dict[int, bytes]:
     return {answer: b"".join(batch) for answer, batch in parts.items()}
 
 
-def _answer(values: tuple[Any, ...], tokens: bytes, latest: tuple[int, str] | None) -> StoredAnswer:
+def _answer(values: Sequence[Any], tokens: bytes, latest: Sequence[Any] | None) -> StoredAnswer:
     (
         answer,
         session,
@@ -234,7 +349,9 @@ def _answer(values: tuple[Any, ...], tokens: bytes, latest: tuple[int, str] | No
         prompt_tokens,
         cached_tokens,
         finished_wall_s,
+        context_tokens,
     ) = values
+    generation, node, epoch, worker, first_offset = latest or (None, None, Epoch(0), 0, 0)
     return StoredAnswer(
         answer=answer,
         session=session,
@@ -252,6 +369,10 @@ def _answer(values: tuple[Any, ...], tokens: bytes, latest: tuple[int, str] | No
         prompt_tokens=prompt_tokens,
         cached_tokens=cached_tokens,
         finished_wall_s=finished_wall_s,
-        generation=None if latest is None else GenerationId(latest[0]),
-        node=None if latest is None else NodeIdentity(latest[1]),
+        generation=generation,
+        node=node,
+        context_tokens=context_tokens,
+        epoch=epoch,
+        worker=worker,
+        first_offset=first_offset,
     )

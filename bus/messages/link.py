@@ -163,6 +163,54 @@ class Watermark:
     committed: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationView:
+    """A generation as the head knows it: all events below `committed` are durable there."""
+
+    generation: GenerationId
+    committed: Annotated[int, Range(0, 2**40)] = 0
+    #: Its finish is durable too; the node keeps nothing of it.
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionView:
+    """A session that the head has placed on the node: its epoch, content and generations."""
+
+    session: SessionId
+    epoch: Epoch
+    tokens: U32
+    digest: Annotated[bytes, MaxBytes(16)]
+    generations: Annotated[tuple[GenerationView, ...], MaxItems(16)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResendView:
+    """A generation that the node has; what follows `first_seq` comes right after."""
+
+    generation: GenerationId
+    first_seq: Annotated[int, Range(0, 2**40)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldView:
+    """A session that the node holds under the head's epoch, not fenced."""
+
+    session: SessionId
+    epoch: Epoch
+    tokens: U32
+    digest: Annotated[bytes, MaxBytes(16)]
+    generations: Annotated[tuple[ResendView, ...], MaxItems(16)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlobRef:
+    """A file by its SHA-256, with its length in bytes."""
+
+    sha256: Annotated[bytes, MaxBytes(32)]
+    length: Annotated[int, Range(0, 2**40)]
+
+
 # --- the end of the handshake -----------------------------------------------------------------
 
 
@@ -232,6 +280,19 @@ class Goodbye:
 # --- priority 1: token events and answers to commands -----------------------------------------
 
 
+@LINK.message(tag=7, priority=1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconcile:
+    """First thing on a new link: every session that the head has placed on the node, in pages.
+
+    What no page lists, the node drops after the last one.
+    """
+
+    page: U32
+    more: bool
+    sessions: Annotated[tuple[SessionView, ...], MaxItems(1024)] = ()
+
+
 @LINK.message(tag=8, priority=1)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEvents:
@@ -284,6 +345,20 @@ class NeedFull:
     epoch: Epoch
     length: U32
     digest: Annotated[bytes, MaxBytes(16)]
+
+
+@LINK.message(tag=13, priority=1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcileAck:
+    """What the node holds of the listed sessions, and what it dropped, in pages.
+
+    A listed session that no page has is not held. The events that are sent again follow the last.
+    """
+
+    page: U32
+    more: bool
+    sessions: Annotated[tuple[HeldView, ...], MaxItems(1024)] = ()
+    dropped: Annotated[tuple[LeaseRef, ...], MaxItems(1024)] = ()
 
 
 # --- priority 2: commands of a session, in order ----------------------------------------------
@@ -347,6 +422,7 @@ class GenerateReq:
     generated_tokens: U32 = 0
     wall_ms: int = 0
     exact: bool = False
+    blobs: Annotated[tuple[BlobRef, ...], MaxItems(64)] = ()
 
 
 @LINK.message(tag=20, priority=2)
@@ -380,6 +456,70 @@ class NodeStatus:
     models: Annotated[tuple[ModelStatus, ...], MaxItems(256)]
     host: HostStatus = HostStatus()
     draining: bool = False
+
+
+# --- priority 4: bulk ---------------------------------------------------------------------------
+
+TransferId = Annotated[int, Range(0, 2**63 - 1)]
+#: What a transfer carries.
+BLOB_KINDS = frozenset({"request", "model", "kv"})
+
+
+@LINK.message(tag=32, priority=4)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XferBegin:
+    """A blob is offered; nothing of it goes before the first `XferCredit` says where to start."""
+
+    transfer: TransferId
+    kind: Annotated[str, OneOf(BLOB_KINDS)]
+    blob: BlobRef
+
+
+@LINK.message(tag=33, priority=4)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XferChunk:
+    transfer: TransferId
+    offset: Annotated[int, Range(0, 2**40)]
+    data: Annotated[bytes, MaxBytes(128 * 1024)]
+
+
+@LINK.message(tag=34, priority=4)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XferEnd:
+    """Everything was sent; the receiver answers `XferDone`."""
+
+    transfer: TransferId
+
+
+@LINK.message(tag=35, priority=4)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XferAbort:
+    """The sender gives a transfer up; what came of it may be kept for a later one."""
+
+    transfer: TransferId
+    reason: Annotated[str, MaxBytes(1024)]
+
+
+@LINK.message(tag=36, priority=1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XferCredit:
+    """The receiver takes bytes from `offset` up to `limit`; the first one says where to start."""
+
+    transfer: TransferId
+    offset: Annotated[int, Range(0, 2**40)]
+    limit: Annotated[int, Range(0, 2**40)]
+
+
+@LINK.message(tag=37, priority=1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XferDone:
+    """The end of a transfer: `ok` (hash verified, kept), `have` (it was there) or `error`."""
+
+    transfer: TransferId
+    sha256: Annotated[bytes, MaxBytes(32)]
+    result: Annotated[str, OneOf(frozenset({"ok", "have", "error"}))]
+    code: Name = ""
+    message: Annotated[str, MaxBytes(1024)] = ""
 
 
 #: The commands of a session: they keep their order among each other.

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bus.errors import Internal, StartError
-from bus.ids import NodeIdentity, SessionId, pack_ids, unpack_ids
+from bus.ids import Epoch, NodeIdentity, SessionId, pack_ids, unpack_ids
 from head.effects import Persist
 from head.rows import MarkSent, PurgeAnswers, PutPeer, StoredAnswer
 from head.store import FILE, Store
@@ -82,6 +82,9 @@ def test_all_rows_come_back(folder: Path) -> None:
         finished_wall_s=1001.5,
         generation=first.generation,
         node=first.node,
+        epoch=Epoch(3),
+        worker=1,
+        first_offset=3,
     )
     assert (first.model, first.generation, first.node) == ("m", 3, "n2")
     assert (second.state, second.tokens, second.node) == ("admitted", b"", None)
@@ -146,12 +149,12 @@ def test_a_purge_takes_all_of_an_answer_and_shrinks_the_file(folder: Path) -> No
     store, _ = Store.open(folder)
     lots = tuple(tokens(1, n, *range(n, n + 1)) for n in range(500))
     commit(store, 1, answer(1), generation(1, 1), *lots, answer(2))
-    big = [answer(n) for n in range(10, 600)]
+    big = [answer(n) for n in range(10, 1200)]
     commit(store, 2, *big)
     store.close()
     before = (folder / FILE).stat().st_size
     store, _ = Store.open(folder)
-    commit(store, 1, PurgeAnswers(answers=(1, *range(10, 600))))
+    commit(store, 1, PurgeAnswers(answers=(1, *range(10, 1200))))
     store.close()
     assert (folder / FILE).stat().st_size < before / 2
     assert [left.answer for left in reopened(folder)] == [2]
