@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bus.crypto import Entropy
 from bus.endpoint import Endpoint
@@ -148,7 +148,7 @@ class Acceptor:
             self.ignored_frames += 1
             return
         if frame.kind is FrameKind.HELLO:
-            self._on_hello(address, frame, now, peer_key or address)
+            self._on_hello(address, frame, now, peer_key)
             return
         slot = self._slots.get(address, _Slot())
         for endpoint in slot.endpoints():
@@ -161,8 +161,9 @@ class Acceptor:
         else:
             self.ignored_frames += 1
 
-    def _on_hello(self, address: bytes, frame: Frame, now: float, peer_key: bytes) -> None:
-        failures = self._failures.bucket(peer_key)
+    def _on_hello(self, address: bytes, frame: Frame, now: float, peer_key: bytes | None) -> None:
+        failures = self._failures.bucket(peer_key or address)
+        host = (peer_key or b"").decode(errors="replace")
         known = self._slots.get(address, _Slot()).endpoints()
         if any(endpoint.link_id == frame.link_id for endpoint in known):
             self.ignored_frames += 1
@@ -176,7 +177,7 @@ class Acceptor:
             entropy=self._entropy,
             limits=self.limits,
             heartbeat=self._heartbeat,
-            admit=self._admit,
+            admit=lambda peer: self._admit(replace(peer, host=host)),
         )
         endpoint.receive_frame(frame, now)
         self._events += [(address, event) for event in endpoint.events()]

@@ -57,8 +57,9 @@ class Endpoint:
         entropy: gives link ids, ephemeral keys and jitter.
         limits: times and sizes.
         heartbeat: the content of the next heartbeat.
-        admit: a responder's check of a peer, before any Diffie-Hellman; by default a Hello must
-            be newer than the last one of its key.
+        admit: checks the peer: a responder's before it answers, an initiator's before it
+            confirms. By default a responder takes a Hello that is newer than the last one of its
+            key, and an initiator everybody whose key fits.
     """
 
     def __init__(
@@ -76,7 +77,9 @@ class Endpoint:
         self.limits = limits or LinkLimits()
         self.heartbeat = heartbeat
         self._entropy = entropy
-        self._admit = admit or HelloGuard(lambda _: None).check
+        if admit is None:
+            admit = (lambda _: None) if initiator else HelloGuard(lambda _: None).check
+        self._admit = admit
         self._state: State = "down" if initiator else "connecting"
         self._now = 0.0
         self._events: deque[LinkEvent] = deque()
@@ -305,6 +308,7 @@ class Endpoint:
             return
         try:
             link = pending.read_ack(frame)
+            self._admit(link.peer)
         except HandshakeRefused as error:
             self._outbox.put_frame(pack_reject(self.identity, frame.link_id, error.refusal))
             self._fail(error.refusal.text, error.message)
@@ -328,22 +332,18 @@ class Endpoint:
 
     def _on_reject(self, frame: Frame) -> None:
         pending = self._redial.pending
+        token = None
         if pending is not None and pending.link_id == frame.link_id:
-            try:
-                refusal, reason = explain_reject(self.identity, pending.token, frame)
-            except DecodeError:
-                self.ignored_frames += 1
-                return
-            self._fail(refusal.text, reason, by_peer=True)
-        elif self._state == "confirming" and self.link_id == frame.link_id and not self.initiator:
-            self._fail(
-                Refusal.PEER_KEY_DIFFERS.text,
-                f"{self._peer_name()} refused this {self.identity.role}'s key; "
-                "copy this head's token file to it",
-                by_peer=True,
-            )
-        else:
+            token = pending.token
+        elif self.initiator or self._state != "confirming" or self.link_id != frame.link_id:
             self.ignored_frames += 1
+            return
+        try:
+            refusal, reason = explain_reject(self.identity, token, frame)
+        except DecodeError:
+            self.ignored_frames += 1
+            return
+        self._fail(refusal.text, reason, by_peer=True)
 
     def _on_sealed(self, frame: Frame, link: Established) -> None:
         expected = FrameKind.CONFIRM if self._state == "confirming" else FrameKind.DATA

@@ -18,7 +18,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from bus.codec import Codec
 from bus.crypto import Entropy
@@ -32,7 +32,7 @@ from bus.frames import (
     derive_frame_keys,
     pack_header,
 )
-from bus.keys import FleetToken, fingerprint
+from bus.keys import FleetToken, fingerprint, show_token_id
 from bus.link import HandshakeRefused, LinkIdentity, PeerInfo, Refusal, Role
 from bus.messages.link import U8, U63, Name
 from bus.noise import NoiseHandshake
@@ -135,6 +135,7 @@ class InitiatorHandshake:
             incarnation=payload.incarnation,
             version=payload.version,
             capabilities=payload.capabilities,
+            token_id=self.token.token_id,
         )
         _check_peer_key(identity, self.token, peer)
         return _establish(self._noise, self.link_id, peer, initiator=True)
@@ -189,6 +190,7 @@ def answer_hello(
         incarnation=payload.incarnation,
         hello_counter=payload.counter,
         version=version,
+        token_id=token_id,
     )
     _check_peer_key(identity, token, peer)
     admit(peer)
@@ -224,12 +226,20 @@ def _find_token(identity: LinkIdentity, token_id: bytes) -> FleetToken:
     for token in identity.tokens:
         if token.token_id == token_id:
             return token
-    ours = " and ".join(token.source for token in identity.tokens) or "none"
+    ours = " and ".join(f"{token.source} (id {token.shown_id})" for token in identity.tokens)
     raise HandshakeRefused(
         Refusal.TOKEN_REFUSED,
-        f"a {identity.peer_role} came with a fleet token that is not in {ours}; "
-        "copy the head's token file to the node",
+        f"a {identity.peer_role} came with a fleet token of unknown id {show_token_id(token_id)}; "
+        f"this {identity.role} has {ours or 'none'}; copy the head's token file to the node",
     )
+
+
+def _describe_token(identity: LinkIdentity, token: FleetToken) -> str:
+    """Which of ours it is, with its file and id."""
+    which = ""
+    if len(identity.tokens) > 1:
+        which = "current " if token == identity.tokens[0] else "previous "
+    return f"the {which}fleet token in {token.source} (id {token.shown_id})"
 
 
 def _check_peer_key(identity: LinkIdentity, token: FleetToken, peer: PeerInfo) -> None:
@@ -277,8 +287,15 @@ def pack_reject(identity: LinkIdentity, link_id: int, refusal: Refusal) -> bytes
     return pack_header(FrameKind.REJECT, link_id) + _REJECT.pack(refusal, *identity.versions)
 
 
-def explain_reject(identity: LinkIdentity, token: FleetToken, frame: Frame) -> tuple[Refusal, str]:
+def explain_reject(
+    identity: LinkIdentity, token: FleetToken | None, frame: Frame
+) -> tuple[Refusal, str]:
     """What a Reject says, as a code and a sentence.
+
+    Args:
+        identity: ours.
+        token: that we said Hello with; None when the peer did.
+        frame: of kind REJECT.
 
     Raises:
         DecodeError: it is none of ours.
@@ -293,24 +310,34 @@ def explain_reject(identity: LinkIdentity, token: FleetToken, frame: Frame) -> t
     peer = identity.peer_name
     if refusal is Refusal.NO_COMMON_VERSION:
         return refusal, _version_text(identity, (low, high))
-    if refusal is Refusal.TOKEN_REFUSED:
+    if refusal is Refusal.TOKEN_REFUSED and token is not None:
         return refusal, (
-            f"{peer} refused the fleet token in {token.source}: its token file and this one "
+            f"{peer} refused {_describe_token(identity, token)}: its token file and this one "
             "differ; copy the head's token file to the node"
         )
-    return refusal, f"{peer} refused the link: {_HINTS.get(refusal, refusal.text)}"
+    hint = _HINTS.get((refusal, identity.role)) or _HINTS.get((refusal, "")) or refusal.text
+    return refusal, f"{peer} refused the link: {hint.format(name=identity.name)}"
 
 
-_HINTS = {
-    Refusal.WRONG_ROLE: "it has the same role; check the address",
-    Refusal.OWN_KEY: "it has the same key; give each process its own key file",
-    Refusal.IDENTITY_IN_USE: "another process has this identity; stop that one, or set another",
-    Refusal.HELLO_NOT_NEWER: "it saw a later start of this process; restore the boot counter file",
-    Refusal.TOO_MANY_HANDSHAKES: "too many handshakes at once; it is tried again",
-    Refusal.PEER_KEY_DIFFERS: "our key is not the one it expects; compare the fleet tokens",
-    Refusal.NODE_TAKEN: "it serves another head; take it from that one first",
-    Refusal.NOT_ENROLLED: "this node is not enrolled; approve it on the head",
-    Refusal.HANDSHAKE_FAILED: "the handshake did not verify; compare the fleet tokens",
+#: By refusal and our role; an empty role is either. `{name}` is our identity.
+_HINTS: dict[tuple[Refusal, Role | Literal[""]], str] = {
+    (Refusal.WRONG_ROLE, ""): "it has the same role; check the address",
+    (Refusal.OWN_KEY, ""): "it has the same key; give each process its own key file",
+    (Refusal.IDENTITY_IN_USE, ""): "another process has this identity; stop that one, or set "
+    "another",
+    (Refusal.HELLO_NOT_NEWER, ""): "it saw a later start of this process; restore the boot "
+    "counter file",
+    (Refusal.TOO_MANY_HANDSHAKES, ""): "too many handshakes at once; it is tried again",
+    (Refusal.PEER_KEY_DIFFERS, "head"): "it knows its head by another key; copy this head's token "
+    "file to it, or, without tokens, remove head.pin from its folder",
+    (Refusal.PEER_KEY_DIFFERS, "node"): "it knows {name} by another key; if the key was made anew "
+    "on purpose, forget the former on the head with: sfctl node forget {name}",
+    (Refusal.NODE_TAKEN, ""): "it serves another head; take it from that one first",
+    (Refusal.NOT_ENROLLED, "node"): "{name} is not enrolled; approve it on the head with: "
+    "sfctl node approve {name}",
+    (Refusal.REVOKED, "node"): "the key of {name} was revoked; to let it come again, forget that "
+    "on the head with: sfctl node forget {name}",
+    (Refusal.HANDSHAKE_FAILED, ""): "the handshake did not verify; compare the fleet tokens",
 }
 
 

@@ -46,12 +46,22 @@ class FleetToken:
     source: str
 
     @property
+    def shown_id(self) -> str:
+        """Enough of the id to tell tokens apart."""
+        return show_token_id(self.token_id)
+
+    @property
     def insecure(self) -> bool:
         return self.token_id == bytes(TOKEN_ID_BYTES)
 
 
 #: For `--insecure-no-auth`: frames are still sealed, but anybody may join.
 INSECURE_TOKEN = FleetToken("", SecretKey(bytes(KEY_BYTES)), bytes(TOKEN_ID_BYTES), "no token")
+
+
+def show_token_id(token_id: bytes) -> str:
+    """The first 8 hex digits, as people see a token's id."""
+    return token_id[:4].hex()
 
 
 def fingerprint(public: bytes) -> str:

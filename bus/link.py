@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Literal
@@ -57,7 +57,8 @@ class LinkIdentity:
         role: what this process is; its peer is the other.
         name: identity in the fleet (a node's identity, a head's name).
         static: its X25519 key.
-        tokens: the fleet tokens that are valid, the one to connect with first.
+        tokens: the fleet tokens that are valid, the one to connect with first; read at each
+            handshake, so they may change meanwhile (bus/token_files.py).
         incarnation: its boot number, which rises at each start.
         confirm: makes the last handshake message of this moment.
         capabilities: names of what it can do beyond the wire version.
@@ -70,7 +71,7 @@ class LinkIdentity:
     role: Role
     name: str
     static: KeyPair
-    tokens: tuple[FleetToken, ...]
+    tokens: Sequence[FleetToken]
     incarnation: int
     confirm: Callable[[], NodeConfirm | HeadConfirm]
     capabilities: tuple[str, ...] = ()
@@ -111,7 +112,12 @@ class LinkLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerInfo:
-    """The peer as the handshake proved it (its name is a claim that its key vouches for)."""
+    """The peer as the handshake proved it (its name is a claim that its key vouches for).
+
+    Attributes:
+        token_id: of the fleet token that the handshake was made with.
+        host: where it called from, when it is asked whether it may link; else empty.
+    """
 
     name: str
     role: Role
@@ -120,6 +126,8 @@ class PeerInfo:
     hello_counter: int = 0
     version: int = 1
     capabilities: tuple[str, ...] = ()
+    token_id: bytes = b""
+    host: str = ""
 
     @property
     def fingerprint(self) -> str:
@@ -140,6 +148,7 @@ class Refusal(IntEnum):
     NODE_TAKEN = 9
     NOT_ENROLLED = 10
     HANDSHAKE_FAILED = 11
+    REVOKED = 12
 
     @property
     def text(self) -> str:
