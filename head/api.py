@@ -16,6 +16,7 @@ from bus.messages.api import DetokenizeRequest, TokenizeRequest
 from bus.messages.text import Decode, Decoded, Encode, Encoded
 from head import reports
 from head.answer_operations import AnswerOperations
+from head.node_operations import NodeOperations
 from head.operation import ApiRequest, Core
 from head.texts import MakeJob
 
@@ -26,6 +27,7 @@ class Api:
     def __init__(self, core: Core) -> None:
         self._core = core
         self.answers = AnswerOperations(core)
+        self.node_keys = NodeOperations(core)
 
     def handle(self, request: ApiRequest, now: float) -> None:
         """Run one request.
@@ -100,7 +102,8 @@ class Api:
         self._end(request, self._core.status(now))
 
     def nodes(self, request: ApiRequest, now: float) -> None:
-        self._end(request, {"nodes": reports.nodes(self._core.fleet, now)})
+        listed = reports.nodes(self._core.fleet, now)
+        self._end(request, {"nodes": listed, "enrolment": self._core.enrolment.report()})
 
     def models(self, request: ApiRequest, now: float) -> None:
         listed = reports.models(
@@ -127,4 +130,8 @@ OPERATIONS: dict[str, Operation] = {
     "status": Api.status,
     "nodes": Api.nodes,
     "models": Api.models,
+    "node.approve": lambda api, request, now: api.node_keys.approve(request, now),
+    "node.revoke": lambda api, request, now: api.node_keys.revoke(request, now),
+    "node.forget": lambda api, request, now: api.node_keys.forget(request, now),
+    "node.enrolment": lambda api, request, now: api.node_keys.enrolment(request, now),
 }

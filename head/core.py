@@ -59,6 +59,7 @@ from head.answers import ENDED, PREPARING, Answer
 from head.api import Api
 from head.book import AnswerBook
 from head.effects import ClientKey, Effects, LinkKey, Reply
+from head.enrolment import Enrolment, Way
 from head.fleet import Fleet
 from head.operation import ApiRequest
 from head.outbox import Outbox
@@ -79,6 +80,8 @@ class CorePolicy:
     disconnect_grace_s: float = 5.0
     #: Finished answers stay readable this long.
     retain_s: float = 3600.0
+    #: What happens to nodes that are not known.
+    enrolment: Way = "open"
 
 
 class HeadCore:
@@ -111,6 +114,7 @@ class HeadCore:
         self.texts = TextDesk(self.outbox)
         self.book = AnswerBook(self.outbox, self.texts, boot_wall_offset_s=wall_s - now)
         self.fleet = Fleet()
+        self.enrolment = Enrolment(policy.enrolment, self.outbox, stored.node_keys, stored.settings)
         self.runs = Runs(
             policy=policy.runs,
             boot=stored.boot,
@@ -248,6 +252,7 @@ class HeadCore:
                 "placement": self._policy.runs.waiting.placement,
             },
             "nodes": reports.nodes(self.fleet, now),
+            "enrolment": self.enrolment.report(),
             "models": reports.models(self.fleet, self.texts, self.runs.waiting.counts()),
             "answers": {
                 "running": self.runs.running,

@@ -109,6 +109,14 @@ class Fleet:
         node.claims.clear()
         return node
 
+    def forget(self, identity: NodeIdentity) -> bool:
+        """Forget a node that is down; False when none of this name is known."""
+        node = self._nodes.get(identity)
+        if node is None or node.up:
+            return False
+        del self._nodes[identity]
+        return True
+
     def status(self, link: LinkKey, status: NodeStatus, now: float) -> None:
         node = self._by_link.get(link)
         if node is not None:

@@ -11,7 +11,8 @@ from bus.messages.api import Envelope, GenerationOptions
 from bus.messages.link import SamplingParams
 from head.answers import Answer
 from head.book import AnswerBook
-from head.effects import ClientKey, Reply
+from head.effects import ClientKey, LinkKey, Reply
+from head.enrolment import Enrolment
 from head.fleet import Fleet
 from head.outbox import Outbox
 from head.runs import Runs
@@ -42,6 +43,7 @@ class Core(Protocol):
     texts: TextDesk
     book: AnswerBook
     fleet: Fleet
+    enrolment: Enrolment
     runs: Runs
 
     def new_answer(
@@ -51,5 +53,7 @@ class Core(Protocol):
     def fail_request(
         self, client: ClientKey, request: RequestId | None, error: SuperfluidError
     ) -> None: ...
+
+    def link_down(self, link: LinkKey, reason: str, now: float, *, left: bool = False) -> None: ...
 
     def status(self, now: float) -> dict[str, Any]: ...
