@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 from agent.core import AgentPolicy
+from agent.worker_watch import WatchPolicy
 from bus.address import split_address
 from bus.config import load_config
 from bus.errors import ConfigInvalid
@@ -57,13 +58,27 @@ class ModelsSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSection:
-    """Every worker process. 0 threads means the usable cores divided over this host's workers."""
+    """Every worker process.
+
+    0 threads means the usable cores divided over this host's workers; a limit of 0 is none.
+    """
 
     device: Annotated[str, OneOf(frozenset({"auto", "cuda", "cpu"}))] = "auto"
     lanes: Annotated[int, Range(1, 1024)] = 8
     kv_bytes: Annotated[int, Range(1 << 20, 1 << 50)] = 1 << 30
     threads: Annotated[int, Range(0, 1024)] = 0
     ping_interval_s: Interval = 5.0
+    load_limit_s: Seconds = 1800.0
+    stall_limit_s: Seconds = 60.0
+    stall_hard_s: Seconds = 600.0
+
+    def watch_policy(self) -> WatchPolicy:
+        """When a worker counts as hung."""
+        return WatchPolicy(
+            load_limit_s=self.load_limit_s,
+            stall_limit_s=self.stall_limit_s,
+            stall_hard_s=self.stall_hard_s,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 failed ──started──▶ loading ──ready──▶ ready
   ▲                    │                 │
-  └──────exited────────┴─────exited──────┘      (the pool starts it again, later each time)
+  └───exited or hung───┴─exited or hung──┘      (the pool starts it again, later each time)
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class ServedModel:
     failures: int = 0
     #: What the worker said before it ended.
     last_words: Failed | None = None
+    #: Whether the worker was given up and is being killed.
+    is_hung: bool = False
 
     def started(self, incarnation: WorkerIncarnation) -> None:
         """A new worker process loads the model."""
@@ -55,6 +57,7 @@ class ServedModel:
         self.ready = None
         self.stats = WorkerStats()
         self.last_words = None
+        self.is_hung = False
         self.meter.restart()
 
     def became_ready(self, ready: Ready) -> None:
@@ -75,16 +78,23 @@ class ServedModel:
 
     def exited(self, returncode: int) -> str:
         """The worker is gone; returns why."""
+        self._give_up(describe_exit(returncode), self.last_words)
+        return self.problem
+
+    def hung(self, reason: str) -> None:
+        """The worker is given up, and is being killed; what it still says counts no more."""
+        self._give_up(reason)
+        self.is_hung = True
+
+    def _give_up(self, reason: str, said: Failed | None = None) -> None:
         self.failures += 1
-        said = self.last_words
         # One that just died is started again in a moment, and requests may wait for that.
         self.phase = "failed" if said or self.failures >= DEATHS_TO_FAIL else "loading"
         self.ready = None
         self.incarnation = NO_WORKER
         self.stats = WorkerStats()
-        self.problem = said.message if said else describe_exit(returncode)
+        self.problem = said.message if said else reason
         self.problem_code = said.code if said else ""
-        return self.problem
 
     def local_status(self) -> AgentModel:
         """What this machine is told."""
@@ -131,9 +141,15 @@ class ServedModel:
         return WorkerBeat(
             model=self.name,
             worker=self.incarnation,
-            phase=self.stats.phase if self.phase == "ready" else self.phase,
+            phase=self._worker_phase(),
             steps=self.stats.steps,
         )
+
+    def _worker_phase(self) -> str:
+        """failed, hung, loading, or what a worker that is ready does: prefill, decode, idle."""
+        if self.is_hung:
+            return "hung"
+        return self.stats.phase if self.phase == "ready" else self.phase
 
 
 def describe_exit(returncode: int) -> str:

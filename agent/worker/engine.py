@@ -44,6 +44,8 @@ class Engine:
 
     def submit(self, submit: Submit, now: float) -> None:
         """Take a generation in; raises what `Scheduler.submit` raises."""
+        if self.idle:
+            self._phase = "prefill"  # What comes next.
         self.scheduler.submit(submit, now)
 
     def cancel(self, generation: GenerationId) -> None:
@@ -104,7 +106,7 @@ class Engine:
             lanes_used=self.scheduler.lanes_used,
             queued=self.scheduler.queued,
             kv_live_tokens=self.scheduler.kv_live_tokens,
-            phase=self._phase,
+            phase="idle" if self.idle else self._phase,
         )
 
     def _run_chunk(self, chunk: PrefillChunk, now: float) -> None:

@@ -3,7 +3,7 @@
 Between any two turns the pipe is emptied, so a cancel waits for no more than a chunk or a step.
 With nothing to run it blocks on the pipe. Messages leave in the order they were made; when the
 agent does not take them, the loop waits with its turns too, so nothing grows without a bound and
-nothing is dropped.
+nothing is dropped. While it works the agent hears its counters each second, tokens or not.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from agent.worker.output_buffer import OutputBuffer
 from bus.errors import DecodeError, SuperfluidError
 from bus.log import EventLog
 from bus.messages.worker import (
+    UNASKED,
     WORKER,
     Accepted,
     Cancel,
@@ -34,6 +35,8 @@ log = EventLog(__name__)
 
 #: How long to wait for a message before sending to a full pipe is tried again.
 SEND_RETRY_S = 0.005
+#: While there is work, the agent is told of progress at least this often, between two turns.
+REPORT_S = 1.0
 
 
 class Pipe(Protocol):
@@ -60,6 +63,8 @@ class Worker:
         self._buffer = OutputBuffer()
         self._outbox: deque[bytes] = deque()
         self._stopped = False
+        #: When the agent is to be told the counters if there is work.
+        self._report_at = 0.0
 
     def run(self) -> None:
         """Work until the agent says stop."""
@@ -67,6 +72,7 @@ class Worker:
             self._receive(self._wait_s())
             self._send()
             if not self._outbox:
+                self._report()
                 self._turn()
                 self._flush()
 
@@ -84,7 +90,17 @@ class Worker:
     def _flush(self) -> None:
         due = self._buffer.due_at(self._engine.step_s)
         if due is not None and self._clock() >= due:
+            self._report_at = self._clock() + REPORT_S
             self.post(Output(runs=self._buffer.take(), stats=self._engine.stats()))
+
+    def _report(self) -> None:
+        """Tell that work begins, and then each second what has become of it."""
+        now = self._clock()
+        if self._engine.idle:
+            self._report_at = now
+        elif now >= self._report_at:
+            self._report_at = now + REPORT_S
+            self.post(Pong(nonce=UNASKED, stats=self._engine.stats()))
 
     def _wait_s(self) -> float | None:
         """How long the pipe may be waited on; None is for ever."""

@@ -1,8 +1,8 @@
 """Messages between an agent and its worker processes, over PUSH/PULL pipes.
 
 The agent sends `Submit`, `Cancel`, `Pause`, `Resume`, `Ping`, `Stop`; the worker answers `Ready`
-once, then `Accepted` or `Rejected` for each submit, `Output` for tokens, `Pong`, or `Failed` before
-it ends by itself. The agent keeps a submit until it is accepted.
+once, then `Accepted` or `Rejected` for each submit, `Output` for tokens, `Pong` when asked and as
+it works, or `Failed` before it ends by itself. The agent keeps a submit until it is accepted.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from bus.ids import GenerationId, NumericsId, PackedIds, WorkerIncarnation
 from bus.messages.link import U8, U32, Finish, Name, SamplingParams, Segment
 
 WORKER = Codec("worker", max_bytes=64 * 1024 * 1024)
+#: The nonce of a Pong that answers no Ping.
+UNASKED = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +155,8 @@ class Output:
 @WORKER.message(tag=36)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pong:
+    """The counters of now: the answer to `Ping`, and `UNASKED` about each second of work."""
+
     nonce: int
     stats: WorkerStats
 

@@ -16,6 +16,7 @@ import pytest
 from bus.ids import GenerationId, WorkerIncarnation, pack_ids, unpack_ids
 from bus.messages.link import Finish, SamplingParams
 from bus.messages.worker import (
+    UNASKED,
     WORKER,
     Accepted,
     Cancel,
@@ -174,8 +175,9 @@ def test_a_generation_comes_back_accepted_in_runs_and_finished(agent: Agent) -> 
     assert finish.usage.completion_tokens == 30
     assert len(agent.tokens(1)) == 30
     kinds = [type(message) for message in agent.messages]
-    assert kinds[:3] == [Ready, Accepted, Output]
-    first = agent.messages[2].runs[0]
+    assert kinds[:4] == [Ready, Accepted, Pong, Output]
+    begins, first = agent.messages[2], agent.messages[3].runs[0]
+    assert (begins.nonce, begins.stats.phase) == (UNASKED, "prefill"), "it tells that work begins"
     assert (first.first_index, len(first.ids)) == (0, 4), "the first token leaves alone, at once"
     # Then 16 tokens, or 25 ms: few messages, not one a token.
     assert kinds.count(Output) < 10
@@ -227,8 +229,7 @@ def test_cancel_and_expiry_end_a_generation_early(agent: Agent) -> None:
     assert agent.finish(1).usage.completion_tokens == len(agent.tokens(1))
     assert agent.finish(2).reason in ("expired", "length")
     agent.send(Ping(nonce=5))
-    pong = agent.take(Pong)
-    assert pong.nonce == 5
+    pong = agent.take(Pong, lambda pong: pong.nonce == 5)
     assert (pong.stats.lanes_used, pong.stats.queued) == (0, 0)
 
 
@@ -245,7 +246,7 @@ def test_pause_holds_and_resume_goes_on_without_gap(agent: Agent) -> None:
     agent.wait(lambda: len(agent.tokens(1)) > 20)
     agent.send(Pause(generation=GenerationId(1)))
     agent.send(Ping(nonce=1))
-    agent.take(Pong)
+    agent.take(Pong, lambda pong: pong.nonce == 1)
     held = agent.tokens(1)
     agent.send(submit(2, tokens=300))
     agent.finish(2)

@@ -1,0 +1,90 @@
+"""What the worker's loop tells of its progress, over a pipe in memory and a clock that is set."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from agent.worker.engine import Engine
+from agent.worker.model_runner import ModelRunner
+from agent.worker.runner import REPORT_S, Worker
+from bus.ids import GenerationId, pack_ids
+from bus.messages.link import SamplingParams
+from bus.messages.worker import UNASKED, WORKER, Output, Ping, Pong, Stop, Submit
+from tests.harness.models import toy_model_folder
+
+#: What one turn of the loop takes on the test's clock.
+TURN_S = 0.3
+
+
+class MemoryPipe:
+    """The agent's end in memory: gives `inbox`, then a Stop once the worker waits for ever."""
+
+    def __init__(self, *inbox: object) -> None:
+        self.now = 100.0
+        self.inbox = deque(WORKER.encode(message) for message in inbox)
+        #: What the worker sent, and when.
+        self.sent: list[tuple[float, Any]] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def recv(self, timeout_s: float | None) -> bytes | None:
+        if self.inbox:
+            return self.inbox.popleft()
+        if timeout_s is None:
+            return WORKER.encode(Stop())
+        self.now += TURN_S
+        return None
+
+    def send(self, data: bytes) -> bool:
+        self.sent.append((self.now, WORKER.decode(data)))
+        return True
+
+    def serve(self, runner: ModelRunner) -> list[tuple[float, Any]]:
+        Worker(self, Engine(runner), self.clock).run()
+        return self.sent
+
+
+@pytest.fixture(scope="module")
+def runner() -> ModelRunner:
+    return ModelRunner(toy_model_folder(), device="cpu", lanes=2, kv_bytes=8 << 20, threads=1)
+
+
+def submit(prompt: int, tokens: int) -> Submit:
+    return Submit(
+        generation=GenerationId(1),
+        context=pack_ids(40 + number % 50 for number in range(prompt)),
+        sampling=SamplingParams(temperature=0.0, ignore_eos=True),
+        max_new_tokens=tokens,
+        prompt_tokens=prompt,
+    )
+
+
+def test_a_long_prefill_tells_each_second_how_many_chunks_it_has_done(runner: ModelRunner) -> None:
+    # 16 chunks, which is 4.8 s of the test's clock without a token.
+    pipe = MemoryPipe(submit(2000, 1))
+    pongs = [(at, message) for at, message in pipe.serve(runner) if isinstance(message, Pong)]
+    assert all(pong.nonce == UNASKED for _, pong in pongs)
+    assert [pong.stats.phase for _, pong in pongs] == ["prefill"] * len(pongs)
+    assert [pong.stats.steps for _, pong in pongs] == [0, 4, 8, 12]
+    times = [at for at, _ in pongs]
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert all(REPORT_S <= gap <= REPORT_S + TURN_S for gap in gaps)
+
+
+def test_tokens_that_leave_are_report_enough(runner: ModelRunner) -> None:
+    sent = [message for _, message in MemoryPipe(submit(5, 60)).serve(runner)]
+    pongs = [message for message in sent if isinstance(message, Pong)]
+    outputs = [message for message in sent if isinstance(message, Output)]
+    assert len(pongs) == 1, "only that work begins"
+    assert [output.stats.phase for output in outputs[:2]] == ["prefill", "decode"]
+    assert outputs[-1].stats.phase == "idle", "with the finish, nothing is left to do"
+
+
+def test_an_idle_worker_answers_and_says_nothing_else(runner: ModelRunner) -> None:
+    ((_, pong),) = MemoryPipe(Ping(nonce=5)).serve(runner)
+    assert (pong.nonce, pong.stats.steps, pong.stats.phase) == (5, 0, "idle")
