@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import os
 import socket
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import Annotated
 
 from agent.core import AgentPolicy
 from agent.worker_watch import WatchPolicy
-from bus.address import split_address
+from bus.address import is_local, split_address
 from bus.config import load_config
 from bus.errors import ConfigInvalid
 from bus.fields import OneOf, Range
@@ -27,7 +26,6 @@ CONFIG_FILE = "agent.toml"
 DEFAULT_HEAD = "tcp://127.0.0.1:8454"
 MAX_IDENTITY_BYTES = 128
 _SUFFIX_DIGITS = 6
-_LOCAL_HOSTS = frozenset({"localhost"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,17 +156,6 @@ def default_identity(node_folder: Path, host: str | None = None) -> NodeIdentity
     digest = hashlib.blake2b(str(node_folder.resolve()).encode()).hexdigest()[:_SUFFIX_DIGITS]
     name = (socket.gethostname() if host is None else host).split(".")[0]
     return NodeIdentity(f"{name}-{digest}")
-
-
-def is_local(address: str) -> bool:
-    """Whether an address stays on this machine."""
-    host, _ = split_address(address)
-    if host in _LOCAL_HOSTS or not host:
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def share_threads(configured: int, cores: int, workers: int) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 
 from bus.errors import ConfigInvalid
 
 _TCP = re.compile(r"tcp://(\[[^\]\s]+\]|[^:/\s]+):([0-9]+|\*)")
 MAX_PORT = 65535
+_LOCAL_HOSTS = frozenset({"localhost"})
 
 
 def split_address(address: str, setting: str = "") -> tuple[str, int]:
@@ -30,6 +32,21 @@ def split_address(address: str, setting: str = "") -> tuple[str, int]:
             f"{address!r} is no address{where}; write it as tcp://HOST:PORT{_hint(address, port)}"
         )
     return found[1].strip("[]"), port
+
+
+def is_local(address: str) -> bool:
+    """Whether an address stays on this machine.
+
+    Raises:
+        ConfigInvalid: it is none.
+    """
+    host, _ = split_address(address)
+    if host in _LOCAL_HOSTS or not host:
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _hint(address: str, port: int) -> str:

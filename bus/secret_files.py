@@ -77,14 +77,14 @@ def create_secret_file(path: Path, text: str) -> None:
         os.link(temporary, path)
     finally:
         temporary.unlink()
-    _sync_folder(path.absolute().parent)
+    sync_folder(path.absolute().parent)
 
 
 def replace_private_file(path: Path, text: str) -> None:
     """Write a file 0600 in place of an older one, durable before this returns."""
     make_private_folder(path.absolute().parent)
     os.replace(_write_temporary(path, text), path)
-    _sync_folder(path.absolute().parent)
+    sync_folder(path.absolute().parent)
 
 
 def make_private_folder(folder: Path) -> None:
@@ -103,7 +103,8 @@ def _write_temporary(path: Path, text: str) -> Path:
     return temporary
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Bring a folder's list of files to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, cast
 
+from bus.address import is_local
 from bus.fields import OneOf, Range
 from bus.log import LogConfig
 from head.core import CorePolicy
+from head.enrolment import WAYS, Way
 from head.placement import POLICIES
 from head.queueing import DEFAULT_LIMIT
 from head.runs import RunPolicy
@@ -19,13 +21,28 @@ Seconds = Annotated[float, Range(0.0, 1e9)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSection:
-    """The bus. An empty `bind` takes no joins; `nodes` are dialed."""
+    """The bus. An empty `bind` takes no joins; `nodes` are dialed.
+
+    An empty `enrolment` is open where only this machine can join, else approve.
+    """
 
     bind: str = "tcp://127.0.0.1:8454"
     token_file: str = ""
+    enrolment: Annotated[str, OneOf(WAYS | {""})] = ""
     nodes: tuple[str, ...] = ()
     silence_s: Seconds = 30.0
     insecure_no_auth: bool = False
+
+    @property
+    def way(self) -> Way:
+        """The way of enrolment that is configured.
+
+        Raises:
+            ConfigInvalid: `bind` is no address.
+        """
+        if self.enrolment:
+            return cast("Way", self.enrolment)
+        return "open" if not self.bind or is_local(self.bind) else "approve"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,4 +95,5 @@ class HeadConfig:
                 grace_s=self.fleet.silence_s or 30.0,
             ),
             retain_s=self.store.retain_s,
+            enrolment=self.fleet.way,
         )

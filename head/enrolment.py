@@ -13,7 +13,7 @@ operator forgets them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -24,6 +24,8 @@ from bus.link import HandshakeRefused, PeerInfo, Refusal
 from head.outbox import Outbox
 from head.rows import ForgetNodeKey, PutNodeKey, PutSetting
 
+#: Says whether a public key lies in the head's own state folder.
+OwnKey = Callable[[bytes], bool]
 Way = Literal["open", "approve", "closed"]
 WAYS: frozenset[str] = frozenset({"open", "approve", "closed"})
 PENDING, ENROLLED, REVOKED = "pending", "enrolled", "revoked"
@@ -86,13 +88,14 @@ class Enrolment:
 
     # --- what links ask -----------------------------------------------------------------------
 
-    def check(self, peer: PeerInfo, wall_s: float, *, own: bool = False) -> None:
+    def check(self, peer: PeerInfo, wall_s: float, own: OwnKey = lambda _: False) -> None:
         """See whether a node may link, and note one that has to wait.
 
         Args:
             peer: a node whose fleet token verified; that the key is its own, only its link proves.
             wall_s: seconds since 1970.
-            own: its key lies in the head's own state folder: who put it there could approve it.
+            own: whether a key lies in the head's own state folder: who put it there could approve
+                it, so it needs no approval.
 
         Raises:
             HandshakeRefused: it may not, with the remedy.
@@ -115,7 +118,7 @@ class Enrolment:
             )
         if known is not None and known.state == ENROLLED and known.identity == peer.name:
             return
-        if self.way == "closed" or (self.way == "approve" and not own):
+        if self.way == "closed" or (self.way == "approve" and not own(peer.public)):
             self._refuse_unknown(peer, known, wall_s)
 
     def _refuse_unknown(self, peer: PeerInfo, known: PutNodeKey | None, wall_s: float) -> None:

@@ -7,25 +7,21 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from functools import partial
 
 from bus.acceptor import Acceptor
+from bus.address import is_local, split_address
 from bus.endpoint import Endpoint
-from bus.errors import ConfigInvalid, SuperfluidError
+from bus.errors import SuperfluidError, TokenRefused
 from bus.ids import NodeIdentity
-from bus.keys import (
-    INSECURE_TOKEN,
-    FleetToken,
-    fingerprint,
-    load_or_create_static_key,
-    load_token,
-)
+from bus.keys import load_or_create_static_key
 from bus.link import (
+    HandshakeRefused,
     LinkDown,
     LinkEvent,
-    LinkIdentity,
     LinkLimits,
     LinkUp,
     MessageReceived,
@@ -33,19 +29,21 @@ from bus.link import (
     PeerRefused,
 )
 from bus.log import EventLog
-from bus.messages.link import HeadConfirm, Heartbeat, NodeConfirm
+from bus.messages.link import Heartbeat, NodeConfirm
 from bus.state import StateFolder
+from bus.token_files import FleetTokens, TokenWatch
 from bus.transport.dealer import DealerLink
 from bus.transport.loop import Loop
 from bus.transport.router import RouterLinks
-from bus.version import __version__
 from head.config import FleetSection
 from head.core import HeadCore
 from head.effects import LinkKey
+from head.enrolment import Enrolment
+from head.link_identity import head_identity
 from head.rows import PutPeer, StoredState
 
-TOKEN_FILE = "fleet.token"
-KEY_FILE = "head.key"
+#: The key of an agent that shares the head's state folder, in `nodes/`.
+_OWN_KEYS = "*/node.key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +62,7 @@ class FleetLinks:
         config: where to bind and whom to dial.
         state: has the keys.
         stored: this start's numbers, and the newest Hello of every key.
+        enrolment: says which nodes may link.
         log: for links that come and go.
 
     Raises:
@@ -76,6 +75,7 @@ class FleetLinks:
         config: FleetSection,
         state: StateFolder,
         stored: StoredState,
+        enrolment: Enrolment,
         log: EventLog,
     ) -> None:
         self._log = log
@@ -84,7 +84,9 @@ class FleetLinks:
         self._places: dict[LinkKey, _Place] = {}
         self._links: dict[_Place, LinkKey] = {}
         self._limits = LinkLimits(silence_s=config.silence_s)
-        self._identity = _identity(config, state, stored)
+        self._identity = head_identity(config, state, stored)
+        self._enrolment = enrolment
+        self._own_nodes = state.nodes
         self._newest = {
             peer.public: (peer.incarnation, peer.hello_counter) for peer in stored.peers
         }
@@ -94,9 +96,11 @@ class FleetLinks:
             self._router = RouterLinks(config.bind, self._acceptor(), setting="fleet.bind")
             self._router.attach(loop)
         for address in config.nodes:
-            dealer = DealerLink(address, self._endpoint, label="the node")
+            host, _ = split_address(address, "nodes in [fleet] of head.toml")
+            dealer = DealerLink(address, partial(self._endpoint, host), label="the node")
             dealer.attach(loop)
             self._dealers.append(dealer)
+        self._watch_tokens(config)
 
     @property
     def address(self) -> str:
@@ -128,12 +132,8 @@ class FleetLinks:
     def close_link(self, link: LinkKey, reason: str) -> None:
         """End a link whose peer broke the protocol."""
         place = self._places.get(link)
-        if place is None:
-            return
-        if place.dealer is not None:
-            place.dealer.end_link(reason)
-        elif self._router is not None:
-            self._router.close_link(place.address, reason)
+        if place is not None:
+            self._close_place(place, reason)
 
     def flush(self, now: float) -> None:
         """Hand what is queued to the sockets."""
@@ -157,17 +157,62 @@ class FleetLinks:
             entropy=os.urandom,
             limits=self._limits,
             last_seen=self._newest.get,
+            admit=self._admit,
             heartbeat=self._heartbeat,
         )
 
-    def _endpoint(self) -> Endpoint:
+    def _endpoint(self, host: str) -> Endpoint:
         return Endpoint(
             self._identity,
             initiator=True,
             entropy=os.urandom,
             limits=self._limits,
+            admit=lambda peer: self._admit(replace(peer, host=host)),
             heartbeat=self._heartbeat,
         )
+
+    # --- who may link -------------------------------------------------------------------------
+
+    def _admit(self, peer: PeerInfo) -> None:
+        self._enrolment.check(peer, time.time(), own=self._is_own)
+
+    def _is_own(self, public: bytes) -> bool:
+        """Whether a key is that of an agent in the head's own state folder."""
+        for file in self._own_nodes.glob(_OWN_KEYS):
+            try:
+                if load_or_create_static_key(file).public == public:
+                    return True
+            except TokenRefused as error:
+                self._log.repeated(time.time(), "key_not_read", peer=str(file), why=error.message)
+        return False
+
+    def _watch_tokens(self, config: FleetSection) -> None:
+        tokens = self._identity.tokens
+        if isinstance(tokens, FleetTokens):
+            watch = TokenWatch(tokens, self._log, self._end_retired)
+            self._loop.add_timer_source(watch.next_timeout, watch.handle_timeout)
+        elif not all(is_local(address) for address in (config.bind, *config.nodes) if address):
+            self._log.warning("no_auth", risk="whoever reaches this network can join as a node")
+
+    def _end_retired(self) -> None:
+        """End links that were made with a token that is not valid any more."""
+        valid = {token.token_id for token in self._identity.tokens}
+        for link, place in list(self._places.items()):
+            peer = self._peer(place)
+            if peer is not None and peer.token_id not in valid:
+                self.close_link(
+                    link,
+                    "the fleet token of this link was retired; if it does not come back, copy the "
+                    "head's token file to the node",
+                )
+
+    def _peer(self, place: _Place) -> PeerInfo | None:
+        if place.dealer is not None:
+            return place.dealer.peer
+        endpoint = self._router.acceptor.endpoint(place.address) if self._router else None
+        return endpoint.peer if endpoint is not None else None
+
+    # --- what comes ---------------------------------------------------------------------------
 
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(loop_lag_ms=round(self._loop.take_max_lag_ms()))
@@ -202,12 +247,36 @@ class FleetLinks:
     def _label(self, place: _Place) -> str:
         if place.dealer is not None:
             return place.dealer.label
-        host = self._router.host_of(place.address) if self._router is not None else ""
+        host = self._host(place)
         return f"a node at {host}" if host else "a node"
+
+    def _host(self, place: _Place) -> str:
+        """Where a node is, as far as it shows; empty on ipc."""
+        if place.dealer is not None:
+            return split_address(place.dealer.address)[0]
+        return self._router.host_of(place.address) if self._router is not None else ""
+
+    def _close_place(self, place: _Place, reason: str) -> None:
+        if place.dealer is not None:
+            place.dealer.end_link(reason)
+        elif self._router is not None:
+            self._router.close_link(place.address, reason)
 
     def _link_up(
         self, core: HeadCore, place: _Place, peer: PeerInfo, confirm: NodeConfirm, now: float
     ) -> None:
+        now_wall_s = time.time()
+        called = replace(peer, host=self._host(place))
+        try:
+            # Another one may have been enrolled, or this one revoked, since it was admitted.
+            self._admit(called)
+        except HandshakeRefused as error:
+            self._log.repeated(
+                now, f"link_refused_{error.refusal.text}", peer=peer.name, why=error.message
+            )
+            self._close_place(place, error.message)
+            return
+        self._enrolment.linked(called, now_wall_s)
         link = next(self._numbers)
         self._links[place], self._places[link] = link, place
         self._newest[peer.public] = (peer.incarnation, peer.hello_counter)
@@ -219,32 +288,3 @@ class FleetLinks:
             hello_counter=peer.hello_counter,
         )
         core.link_up(link, confirm, now, seen)
-
-
-def _identity(config: FleetSection, state: StateFolder, stored: StoredState) -> LinkIdentity:
-    key = load_or_create_static_key(state.keys / KEY_FILE)
-    token = _token(config, state)
-    if token.head_fingerprint and token.head_fingerprint != fingerprint(key.public):
-        raise ConfigInvalid(
-            f"the fleet token {token.source} names the head key {token.head_fingerprint} and "
-            f"{state.keys / KEY_FILE} is {fingerprint(key.public)}; make a new token with "
-            "`sfctl token new --rotate` and copy it to the nodes",
-            param="fleet.token_file",
-        )
-    confirm = HeadConfirm(
-        identity=stored.head_id, boot=stored.boot, software=f"superfluid {__version__}"
-    )
-    return LinkIdentity(
-        role="head",
-        name=stored.head_id,
-        static=key,
-        tokens=(token,),
-        incarnation=stored.boot,
-        confirm=lambda: confirm,
-    )
-
-
-def _token(config: FleetSection, state: StateFolder) -> FleetToken:
-    if config.insecure_no_auth:
-        return INSECURE_TOKEN
-    return load_token(Path(config.token_file) if config.token_file else state.keys / TOKEN_FILE)

@@ -83,7 +83,7 @@ class HeadServer:
         )
         self._api = ApiServer(config.api.socket or f"ipc://{state.run / 'api.sock'}")
         stack.callback(self._api.close)
-        self._links = FleetLinks(loop, config.fleet, state, stored, self._log)
+        self._links = FleetLinks(loop, config.fleet, state, stored, self._core.enrolment, self._log)
         stack.callback(self._links.close)
         numbers = BootCounter(stored.boot)
         pool = ProcessPool(loop, state.run, lambda: WorkerIncarnation(numbers.next()))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import AgentConfig, default_identity, is_local, share_threads
-from bus.address import split_address
+from agent.config import AgentConfig, default_identity, share_threads
+from bus.address import is_local, split_address
 from bus.config import load_config
 from bus.errors import ConfigInvalid
 
