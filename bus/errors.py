@@ -7,7 +7,7 @@
     │   └── ContextLengthExceeded
     ├── NotAuthorised, NotAllowed
     ├── NotFound, SessionBusy, Parked, TooLarge
-    ├── RateLimited, QueueFull, NoNode
+    ├── RateLimited, QueueFull, NoNode, StorageFull
     ├── Expired, TimedOut
     ├── NodeLost, UnsupportedOnFleet, BlobMissing, TokenizerUnavailable
     ├── RequestKillsWorkers, ConstraintReplayFailed
@@ -168,6 +168,14 @@ class NoNode(SuperfluidError):
     code = "no_node"
     exit_code = 3
     http_status = 503
+
+
+class StorageFull(SuperfluidError):
+    """A file can not be kept: the disk, or the budget for files, is used up."""
+
+    code = "storage_full"
+    exit_code = 7
+    http_status = 507
 
 
 class Expired(SuperfluidError):
