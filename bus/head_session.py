@@ -12,7 +12,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bus.context import EMPTY_DIGEST
+from bus.context import EMPTY_DIGEST, TokenContext, context_digest
 from bus.ids import (
     CommandId,
     Epoch,
@@ -28,10 +28,11 @@ from bus.messages.link import (
     Finish,
     GenerateCancel,
     GenerateReq,
+    GenerationView,
     SamplingParams,
-    Segment,
     SessionAssign,
     SessionRevoke,
+    SessionView,
     TokenRun,
 )
 
@@ -69,75 +70,113 @@ class GenerationPlan:
 
 
 class HeadSession:
-    """One session under one epoch. Owned by the head's core, which sends what this returns.
+    """One session on one node. Owned by the head's core, which sends what this returns.
 
-    Invariant: `next_seq` counts the events accepted of the current generation (tokens, then its
-    finish); it is the watermark once they are durable.
+    Invariants: `next_seq` counts the events accepted of the current generation (tokens, then its
+    finish); it is the watermark once they are durable. `tokens` and `digest` say what the node's
+    context is once it has applied all commands so far.
     """
 
     __slots__ = (
-        "_context",
+        "_generate_command",
         "_next_command",
-        "_segments",
+        "digest",
         "epoch",
         "finished",
         "generation",
-        "model",
         "next_seq",
         "session",
+        "stopped",
+        "tokens",
     )
 
-    def __init__(
-        self,
-        session: SessionId,
-        model: ModelName,
-        epoch: Epoch,
-        next_command: Callable[[], int],
-    ) -> None:
+    def __init__(self, session: SessionId, epoch: Epoch, next_command: Callable[[], int]) -> None:
         self.session = session
-        self.model = model
         self.epoch = epoch
         self.generation: GenerationId | None = None
         self.next_seq = 0
+        #: Nothing more is accepted of the generation: its finish was, or it was stopped.
         self.finished = False
+        #: The generation was stopped without its finish: what follows it takes a new epoch.
+        self.stopped = False
+        self.tokens = 0
+        self.digest = EMPTY_DIGEST
         self._next_command = next_command
-        self._context = PackedIds(b"")
-        self._segments: tuple[Segment, ...] = ()
+        self._generate_command: CommandId | None = None
 
-    def open(
-        self, context: PackedIds, segments: tuple[Segment, ...], *, lease_ms: int, qos: int
-    ) -> list[object]:
-        """Assign the session and give it its whole context."""
-        self._context, self._segments = context, segments
-        assign = SessionAssign(
+    @property
+    def is_generating(self) -> bool:
+        return self.generation is not None and not self.finished
+
+    # --- commands -----------------------------------------------------------------------------
+
+    def assign(self, model: ModelName, *, lease_ms: int, qos: int) -> SessionAssign:
+        """Give the session to the node under the present epoch."""
+        return SessionAssign(
             command=self._command(),
             session=self.session,
             epoch=self.epoch,
-            model=self.model,
+            model=model,
             lease_ms=lease_ms,
             qos=qos,
         )
-        return [assign, self.append_full()]
 
-    def append_full(self) -> AppendContent:
-        """The whole context again, from its first token (the answer to `NeedFull`)."""
+    def raise_epoch(self, epoch: Epoch) -> None:
+        """Go on under a higher epoch on the same node, which keeps the context.
+
+        Raises:
+            ValueError: it is not higher.
+        """
+        if epoch <= self.epoch:
+            raise ValueError(f"epoch {epoch} is not above {self.epoch}")
+        self.epoch = epoch
+        self._begin(None)
+
+    def append(self, context: TokenContext) -> AppendContent | None:
+        """Bring the node's context to `context`: what it lacks, or all when it has other tokens.
+
+        None when it has just that.
+        """
+        if context.matches(self.tokens, self.digest):
+            return None
+        if not 0 < self.tokens < len(context):
+            return self.append_full(context)
+        if context_digest(context.slice(0, self.tokens)) != self.digest:
+            return self.append_full(context)
+        return self._append(context, self.tokens, self.digest)
+
+    def append_full(self, context: TokenContext) -> AppendContent:
+        """The whole context, from its first token (the answer to `NeedFull`)."""
+        return self._append(context, 0, EMPTY_DIGEST)
+
+    def _append(self, context: TokenContext, base: int, digest: bytes) -> AppendContent:
+        self.node_has(len(context), context.digest())
         return AppendContent(
             command=self._command(),
             session=self.session,
             epoch=self.epoch,
-            base_tokens=0,
-            base_digest=EMPTY_DIGEST,
-            ids=self._context,
-            segments=self._segments,
+            base_tokens=base,
+            base_digest=digest,
+            ids=context.slice(base),
+            segments=context.slice_segments(base),
         )
 
+    def node_has(self, tokens: int, digest: bytes) -> None:
+        """What the node's context is, as it said or as it will be."""
+        self.tokens, self.digest = tokens, digest
+
     def generate(self, plan: GenerationPlan) -> GenerateReq:
-        """Start a generation on the context; one at a time."""
-        self.generation = plan.generation
-        self.next_seq = 0
-        self.finished = False
+        """Start a generation on the context; one at a time.
+
+        The generation that runs already is asked for again under the same command, which a node
+        that has it answers by sending its events again.
+        """
+        if plan.generation != self.generation:
+            self._begin(plan.generation)
+        if self._generate_command is None:
+            self._generate_command = self._command()
         return GenerateReq(
-            command=self._command(),
+            command=self._generate_command,
             session=self.session,
             epoch=self.epoch,
             generation=plan.generation,
@@ -149,11 +188,16 @@ class HeadSession:
             exact=plan.exact,
         )
 
+    def resume(self, generation: GenerationId, next_seq: int) -> None:
+        """Take a generation up that an earlier start of the head began."""
+        self._begin(generation)
+        self.next_seq = next_seq
+
     def cancel(self) -> GenerateCancel | None:
         """Stop the generation that runs, if one does."""
         if self.generation is None or self.finished:
             return None
-        self.finished = True
+        self.finished = self.stopped = True
         return GenerateCancel(
             command=self._command(),
             session=self.session,
@@ -166,6 +210,8 @@ class HeadSession:
         return SessionRevoke(
             command=self._command(), session=self.session, epoch=self.epoch, reason=reason
         )
+
+    # --- what the node says -------------------------------------------------------------------
 
     def accept(self, run: TokenRun) -> Receipt:
         """Take a run of token events, or say why not. Changes state only for fresh ones."""
@@ -183,6 +229,28 @@ class HeadSession:
         self.next_seq = end
         self.finished = run.finish is not None
         return receipt
+
+    def view(self) -> SessionView:
+        """The session as `Reconcile` lists it. A generation that was stopped is not."""
+        generations: tuple[GenerationView, ...] = ()
+        if self.generation is not None and not self.stopped:
+            view = GenerationView(
+                generation=self.generation, committed=self.next_seq, finished=self.finished
+            )
+            generations = (view,)
+        return SessionView(
+            session=self.session,
+            epoch=self.epoch,
+            tokens=self.tokens,
+            digest=self.digest,
+            generations=generations,
+        )
+
+    def _begin(self, generation: GenerationId | None) -> None:
+        self.generation = generation
+        self.next_seq = 0
+        self.finished = self.stopped = False
+        self._generate_command = None
 
     def _command(self) -> CommandId:
         return CommandId(self._next_command())

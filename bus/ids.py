@@ -90,10 +90,26 @@ class BootCounter:
     def boot(self) -> int:
         return self._boot
 
+    @property
+    def last(self) -> int:
+        """The last number given out, or the one below the first."""
+        return (self._boot << COUNTER_BITS) | self._counter
+
     def next(self) -> int:
         """The next number."""
         self._counter += 1
-        return (self._boot << COUNTER_BITS) | self._counter
+        return self.last
+
+    def raise_to(self, boot: int) -> None:
+        """Go on under a higher boot number, which the owner has stored; a lower one is no change.
+
+        Raises:
+            ValueError: the boot number is outside 1 to 2**32 - 1.
+        """
+        if not 1 <= boot <= U32_MAX:
+            raise ValueError(f"boot number {boot} is outside 1 to {U32_MAX}")
+        if boot > self._boot:
+            self._boot, self._counter = boot, 0
 
 
 def boot_of(number: int) -> int:

@@ -13,12 +13,12 @@ from typing import Any
 
 from bus.codec import to_map
 from bus.errors import SuperfluidError
-from bus.head_session import HeadSession
 from bus.ids import ModelName, NodeIdentity, PackedIds, RequestId, SessionId
 from bus.messages.api import MAX_CREDIT, AnswerUsage, EndBody, Timing, TokenEvent, error_body
 from bus.messages.link import SamplingParams
 from bus.text.detokenizer import Detokenizer
-from head.effects import ClientKey, LinkKey, Reply
+from head.effects import ClientKey, Reply
+from head.suspects import Suspicion
 
 #: Answer stages. `preparing` has its text at a text process; `ended` has a finish.
 PREPARING, QUEUED, RUNNING, ENDED = "preparing", "queued", "running", "ended"
@@ -38,7 +38,7 @@ class Answer:
     """One client request's output, from acceptance to the end of its retention.
 
     Invariants: `tokens` only grows, and only with tokens whose rows are in the same round;
-    `finish` is set once; `session_link` is set exactly while `stage` is RUNNING.
+    `finish` is set once.
     """
 
     id: int
@@ -66,10 +66,17 @@ class Answer:
     placed_s: float = 0.0
     first_token_s: float = 0.0
     ended_s: float = 0.0
-    #: The link and protocol state of the generation that runs.
-    session_link: tuple[LinkKey, HeadSession] | None = None
-    #: Nodes that declined this answer for good, with their words.
-    declined: dict[NodeIdentity, str] = field(default_factory=dict)
+    #: A move that is not made good by a token yet: since when, why, from where.
+    failed_s: float | None = None
+    failure: str = ""
+    moved_from: NodeIdentity = NodeIdentity("")
+    #: What computed the last tokens; another one goes on equally, but not bit by bit.
+    numerics: str = ""
+    #: Tokens that later nodes had to compute again.
+    replayed_tokens: int = 0
+    suspicion: Suspicion = field(default_factory=Suspicion)
+    #: Nodes, by identity and incarnation, that can not take it, with their words.
+    tried: dict[tuple[NodeIdentity, int], str] = field(default_factory=dict)
     #: Nodes that could not take it just now; they are asked again after a moment.
     resting: dict[NodeIdentity, str] = field(default_factory=dict)
     rests: dict[NodeIdentity, int] = field(default_factory=dict)
@@ -83,6 +90,29 @@ class Answer:
     def ended(self) -> bool:
         return self.stage == ENDED
 
+    @property
+    def remaining(self) -> int:
+        """Tokens that it may still have."""
+        return max(self.max_new - len(self.tokens), 0)
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of the context that its next one follows."""
+        return self.prompt_tokens + len(self.tokens)
+
+    def budget_left_ms(self, now: float) -> int:
+        """What is unused of the wall budget, at least 1; 0 when it has none."""
+        if not self.wall_ms:
+            return 0
+        return max(round(self.wall_ms - (now - self.accepted_s) * 1000), 1)
+
+    def progress(self, since_placement: int) -> None:
+        """Tokens were committed: the failures before them are made good."""
+        self.failed_s = None
+        self.tried.clear()
+        self.rests.clear()
+        self.suspicion.progress(since_placement)
+
     def end_body(self, text: str) -> EndBody:
         """What the `end` reply says."""
         after_first = self.ended_s - self.first_token_s
@@ -93,6 +123,7 @@ class Answer:
                 prompt=self.prompt_tokens,
                 cached=self.cached_tokens,
                 completion=len(self.tokens),
+                replayed=self.replayed_tokens,
             ),
             timing=Timing(
                 queued_ms=_ms(self.accepted_s, self.placed_s),
@@ -123,11 +154,15 @@ class Subscription:
         self.credit = min(self.credit + credit, MAX_CREDIT)
 
     def event(self, event: object) -> Reply | None:
-        """An event that is no token; left out when there is no credit (tokens are never)."""
+        """An event that is no token; left out when there is no credit (tokens are never).
+
+        Args:
+            event: a struct, or the map that it would be.
+        """
         if self.credit <= 0 or self.closed:
             return None
         self.credit -= 1
-        return self._reply("event", to_map(event))
+        return self._reply("event", event if isinstance(event, dict) else to_map(event))
 
     def pump(self, new_detokenizer: Any) -> list[Reply]:
         """All that may go now: tokens from the cursor on, then the end.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgpack
 
@@ -31,6 +31,8 @@ class AnswerBook:
         self._by_session: dict[SessionId, Answer] = {}
         self._by_key: dict[tuple[str, str], Answer] = {}
         self._open: dict[ClientKey, dict[RequestId, Subscription]] = {}
+        #: Told of every answer that ends, in the round that keeps its end.
+        self.on_end: Callable[[Answer], None] = lambda answer: None
 
     def __iter__(self) -> Iterator[Answer]:
         return iter(self._answers.values())
@@ -161,6 +163,7 @@ class AnswerBook:
                     finished_wall_s=self.wall(now),
                 )
             )
+        self.on_end(answer)
         # What it took to run it is on disk, or will never be asked for again.
         answer.prompt = PackedIds(b"")
         self.pump(answer)

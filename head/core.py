@@ -12,25 +12,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import msgpack
-
-from bus.codec import from_map
 from bus.errors import (
     DecodeError,
     Invalid,
-    NodeLost,
     StoreCorrupt,
     SuperfluidError,
-    error_from_dict,
 )
 from bus.ids import (
-    BootCounter,
     ModelName,
-    NodeIdentity,
-    PackedIds,
     RequestId,
     SessionId,
-    unpack_ids,
 )
 from bus.messages.api import (
     QOS_CLASSES,
@@ -48,6 +39,7 @@ from bus.messages.link import (
     NeedFull,
     NodeConfirm,
     NodeStatus,
+    ReconcileAck,
     Refused,
     SamplingParams,
     TokenEvents,
@@ -55,14 +47,16 @@ from bus.messages.link import (
 from bus.timers import Timers
 from bus.version import __version__
 from head import reports
-from head.answers import ENDED, PREPARING, Answer
+from head.answers import Answer
 from head.api import Api
 from head.book import AnswerBook
 from head.effects import ClientKey, Effects, LinkKey, Reply
 from head.enrolment import Enrolment, Way
 from head.fleet import Fleet
+from head.numbers import Numbers
 from head.operation import ApiRequest
 from head.outbox import Outbox
+from head.restore import answer_from
 from head.rows import ADMITTED, FINISHED, PutPeer, StoredAnswer, StoredState
 from head.runs import RunPolicy, Runs
 from head.texts import TextDesk
@@ -105,10 +99,9 @@ class HeadCore:
     ) -> None:
         self._policy = policy
         self._entropy = entropy
-        self.boot = stored.boot
         self.head_id = stored.head_id
         self._started_s = now
-        self._answer_ids = BootCounter(stored.boot)
+        self._numbers = Numbers(stored.boot)
         self._timers = Timers()
         self.outbox = Outbox()
         self.texts = TextDesk(self.outbox)
@@ -117,7 +110,7 @@ class HeadCore:
         self.enrolment = Enrolment(policy.enrolment, self.outbox, stored.node_keys, stored.settings)
         self.runs = Runs(
             policy=policy.runs,
-            boot=stored.boot,
+            numbers=self._numbers,
             now=now,
             outbox=self.outbox,
             book=self.book,
@@ -129,6 +122,11 @@ class HeadCore:
         for answer in stored.answers:
             self._restore(answer, now)
         self._timers.at(now + PURGE_EVERY_S, self._purge)
+
+    @property
+    def boot(self) -> int:
+        """The boot number that this head's numbers carry now."""
+        return self._numbers.boot
 
     # --- inputs -------------------------------------------------------------------------------
 
@@ -159,8 +157,12 @@ class HeadCore:
         """A node's link is up; `seen` is its Hello, to be kept."""
         if seen is not None:
             self.outbox.persist(seen)
-        self.fleet.link_up(link, confirm, now)
-        self.runs.waiting.schedule_all(now)
+        if not self._go_above(link, confirm):
+            return
+        if (known := self.fleet.get(confirm.identity)) and known.link is not None:
+            self.link_down(known.link, "its node made another", now)
+        node = self.fleet.link_up(link, confirm, now)
+        self.runs.link_up(link, node, confirm, now)
 
     def link_message(self, link: LinkKey, message: object, now: float) -> None:
         match message:
@@ -179,6 +181,8 @@ class HeadCore:
                 self.runs.refused(link, message, now)
             case NeedFull():
                 self.runs.need_full(link, message)
+            case ReconcileAck():
+                self.runs.reconciled(link, message, now)
             case Heartbeat():
                 pass
             case _:
@@ -188,7 +192,7 @@ class HeadCore:
         """A link ended; `left` when its node said goodbye."""
         node = self.fleet.link_down(link, reason, now, left=left)
         if node is not None:
-            self.runs.link_down(link, node.identity, reason, now)
+            self.runs.link_down(link, node, reason, now, left=left)
 
     def text_reply(self, message: object, now: float) -> None:
         """A reply of a text process, or a `TextFailed` that stands for its death."""
@@ -216,7 +220,7 @@ class HeadCore:
         self, owner: str, request: GenerationOptions, sampling: SamplingParams, now: float
     ) -> Answer:
         """An answer for a request, with its seed drawn when it names none."""
-        number = self._answer_ids.next()
+        number = self._numbers.answers.next()
         if request.seed is None:
             sampling = replace(sampling, seed=int.from_bytes(self._entropy(8), "little"))
         keep = request.on_disconnect or ("keep" if request.key is not None else "cancel")
@@ -263,6 +267,17 @@ class HeadCore:
 
     # --- inside -------------------------------------------------------------------------------
 
+    def _go_above(self, link: LinkKey, confirm: NodeConfirm) -> bool:
+        """Take higher numbers than any that a node has seen; False when there are none."""
+        try:
+            row = self._numbers.above(confirm.highest_epoch)
+        except Invalid as error:
+            self.outbox.close_link(link, error.message)
+            return False
+        if row is not None:
+            self.outbox.persist(row)
+        return True
+
     def _cancel_unread(self, answer: Answer, now: float) -> None:
         if not answer.subscriptions and not answer.ended:
             self.runs.cancel(answer, now)
@@ -273,24 +288,20 @@ class HeadCore:
 
     def _restore(self, stored: StoredAnswer, now: float) -> None:
         try:
-            answer = _answer_from(stored, self.book, now)
+            answer = answer_from(stored, self.book, now)
+            self.book.add(answer)
+            if stored.state == ADMITTED:
+                self._requeue(answer, now)
+            elif stored.state != FINISHED:
+                self.runs.restore(answer, stored, now)
         except (ValueError, TypeError, KeyError, Invalid) as damage:
             raise StoreCorrupt(
                 f"answer {stored.answer} in the head's store can not be read ({damage}); put a "
                 "copy of the store in its place, or move it away to begin with an empty one"
             ) from None
-        self.book.add(answer)
-        if stored.state == FINISHED:
-            return
-        if stored.state == ADMITTED:
-            self._requeue(answer, now)
-            return
-        offset = len(answer.tokens)
-        error = NodeLost(
-            f"the head was restarted after {offset} tokens of the answer; they are kept: ask again",
-            details={"offset": offset, "session": answer.session},
-        )
-        self.book.end(answer, "error", now, error)
+        if not answer.keep and not answer.ended:
+            due = now + self._policy.disconnect_grace_s
+            self._timers.at(due, partial(self._cancel_unread, answer))
 
     def _requeue(self, answer: Answer, now: float) -> None:
         """An answer that waited when the head ended waits again, once nodes may have joined."""
@@ -303,43 +314,10 @@ class HeadCore:
             except SuperfluidError as error:
                 self.book.end(answer, "error", at, error)
 
-        due = now + self._policy.disconnect_grace_s
-        if not answer.keep:
-            self._timers.at(due, partial(self._cancel_unread, answer))
-        self._timers.at(due, later)
+        self._timers.at(now + self._policy.disconnect_grace_s, later)
 
 
 def _undecodable(client: ClientKey, error: DecodeError) -> Reply:
     body = error_body(None, error)
     body["error"]["code"] = "invalid"
     return Reply(client=client, body=body)
-
-
-def _answer_from(stored: StoredAnswer, book: AnswerBook, now: float) -> Answer:
-    options = msgpack.unpackb(stored.options)
-    error = error_from_dict(msgpack.unpackb(stored.error)) if stored.error else None
-    finished = stored.state == FINISHED
-    return Answer(
-        id=stored.answer,
-        session=stored.session,
-        owner=stored.owner,
-        key=stored.key,
-        model=stored.model,
-        sampling=from_map(SamplingParams, options["sampling"]),
-        max_new=options["max_new"],
-        wall_ms=options["wall_ms"],
-        qos=options["qos"],
-        exact=options["exact"],
-        keep=stored.on_disconnect == "keep",
-        accepted_s=book.from_wall(stored.created_wall_s),
-        prompt=PackedIds(stored.prompt),
-        stored=True,
-        tokens=unpack_ids(stored.tokens),
-        stage=ENDED if finished else PREPARING,
-        finish=stored.finish,
-        error=error,
-        prompt_tokens=stored.prompt_tokens,
-        cached_tokens=stored.cached_tokens,
-        node=stored.node or NodeIdentity(""),
-        ended_s=book.from_wall(stored.finished_wall_s) if finished else 0.0,
-    )

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from bus.ids import GenerationId, ModelName, NodeIdentity
+from bus.ids import GenerationId, ModelName, NodeIdentity, WorkerIncarnation
 from bus.messages.link import HostStatus, ModelStatus, NodeConfirm, NodeStatus
 from head.effects import LinkKey
 from head.placement import LANES_AHEAD
@@ -46,6 +46,8 @@ class Node:
     status_at_s: float = -math.inf
     claims: dict[GenerationId, Claim] = field(default_factory=dict)
     sessions_placed: int = 0
+    #: Workers that died, by model, and when: what a status older than that says of them is over.
+    deaths: dict[ModelName, tuple[WorkerIncarnation, float]] = field(default_factory=dict)
 
     @property
     def up(self) -> bool:
@@ -57,6 +59,11 @@ class Node:
         if self.up:
             return "draining" if self.draining else "up"
         return "left" if self.left else "down"
+
+    def has_just_died(self, status: ModelStatus) -> bool:
+        """Whether the worker that a status tells of died after it, as far as is known."""
+        worker, died_s = self.deaths.get(status.name, (None, 0.0))
+        return status.worker == worker and self.status_at_s < died_s + STATUS_CROSSING_S
 
     def in_flight(self, model: ModelName) -> int:
         return sum(claim.model == model for claim in self.claims.values())
@@ -127,9 +134,15 @@ class Fleet:
         self, identity: NodeIdentity, model: ModelName, generation: GenerationId, now: float
     ) -> None:
         node = self._nodes[identity]
-        node.claims[generation] = Claim(model=model, at_s=now)
+        self.reclaim(identity, model, generation, now)
         node.sessions_placed += 1
         self._placements_made += 1
+
+    def reclaim(
+        self, identity: NodeIdentity, model: ModelName, generation: GenerationId, now: float
+    ) -> None:
+        """Count a generation again that goes on over a new link."""
+        self._nodes[identity].claims[generation] = Claim(model=model, at_s=now)
 
     def release(self, identity: NodeIdentity, generation: GenerationId) -> None:
         """End a claim; fine when the node's link is gone and took it along."""
@@ -137,10 +150,20 @@ class Fleet:
         if node is not None:
             node.claims.pop(generation, None)
 
+    def worker_lost(
+        self, identity: NodeIdentity, model: ModelName, worker: WorkerIncarnation, now: float
+    ) -> None:
+        """A worker died: the model is not served there until a newer status says so."""
+        node = self._nodes.get(identity)
+        if node is not None:
+            node.deaths[model] = (worker, now)
+
     def loading(self, model: ModelName) -> bool:
-        """Whether any node that is up is loading the model."""
+        """Whether any node that is up is loading the model, or will as its worker just died."""
         return any(
-            node.up and (status := node.models.get(model)) and status.phase == "loading"
+            node.up
+            and (status := node.models.get(model))
+            and (status.phase == "loading" or node.has_just_died(status))
             for node in self.nodes
         )
 
@@ -220,6 +243,8 @@ def _why_not(node: Node, model: ModelName, status: ModelStatus | None, digest: i
         return f"{model} failed to load there: {status.problem}"
     if status.phase != "ready":
         return f"{model} is {status.phase} there" + (f" ({status.problem})" * bool(status.problem))
+    if node.has_just_died(status):
+        return f"the worker for {model} there has just died"
     if digest and status.tokenizer_digest and status.tokenizer_digest != digest:
         return f"its tokenizer for {model} differs from the head's; import the same model file"
     return ""

@@ -1,54 +1,42 @@
-"""Generations: on a node, the tokens that come back, and every way they end.
+"""Running answers: the tokens that come back, how they end, and what the head's core drives.
 
-Recovery is not here yet: a generation whose worker, node or link is lost ends its answer with
-`node_lost` and the offset reached; its tokens stay readable by cursor.
+A generation that fails is no end of its answer: see head/failover.py. What a node still has after
+its link was lost is settled by head/reconcile.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bus.errors import ERROR_TABLE, Internal, NodeLost
-from bus.head_session import GenerationPlan, HeadSession, Verdict
-from bus.ids import (
-    BootCounter,
-    Epoch,
-    GenerationId,
-    ModelName,
-    NodeIdentity,
-    PackedIds,
-    SessionId,
-    count_ids,
-    unpack_ids,
-)
-from bus.messages.api import PlacedEvent
+from bus.head_session import HeadSession, Verdict
+from bus.ids import Epoch, PackedIds, SessionId, WorkerIncarnation, count_ids, unpack_ids
 from bus.messages.link import (
-    Declined,
     Finish,
     LeaseGrant,
     LeaseRenew,
-    Lost,
-    NeedFull,
-    Refused,
+    NodeConfirm,
     SessionRevoke,
     TokenEvents,
     TokenRun,
 )
 from bus.timers import Timers
 from head.acks import AckDesk
-from head.answers import FINISH_NAMES, QUEUED, RUNNING, Answer
+from head.answers import FINISH_NAMES, QUEUED, Answer
 from head.book import AnswerBook
 from head.effects import LinkKey
-from head.fleet import Fleet
+from head.failover import Failover
+from head.fleet import Fleet, Node
+from head.generations import Generations
+from head.numbers import Numbers
 from head.outbox import Outbox
-from head.rows import MarkSent, PutGeneration, PutTokens
+from head.reconcile import Reconciler
+from head.rows import MarkSent, PutTokens, StoredAnswer
+from head.sessions import Placed, Session, Sessions
 from head.texts import TextDesk
 from head.waiting import WaitingLine, WaitingPolicy
 
 #: A stream is acknowledged at once when it passes a multiple of this: a quarter of the window.
 ACK_EVERY_EVENTS = 256
-#: Why a node may decline what it can take a moment later: its worker is starting or full.
-PASSING_CODES = frozenset({"model_not_ready", "worker_lost", "worker_behind", "queue_full"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,16 +47,25 @@ class RunPolicy:
     lease_s: float = 20.0
     #: Past a request's wall budget the head waits this long for the node's own `expired`.
     grace_s: float = 30.0
+    #: Sessions of a lost link wait so long for it to come back before they move.
+    reattach_s: float = 0.5
+    #: After a restart of the head the sessions that were placed wait so long for their nodes.
+    adopt_s: float = 5.0
+    #: An answer that lost its node waits so long for one that can take it.
+    failover_wait_s: float = 30.0
 
 
 class Runs:
-    """Owned by the core. Invariant: exactly the answers in stage RUNNING have a generation here."""
+    """Owned by the core. Takes what nodes say and what clients stop; owns the parts that act on it.
+
+    Invariant: `sessions` holds every session with a running answer or a place on a node.
+    """
 
     def __init__(
         self,
         *,
         policy: RunPolicy,
-        boot: int,
+        numbers: Numbers,
         now: float,
         outbox: Outbox,
         book: AnswerBook,
@@ -77,15 +74,23 @@ class Runs:
         timers: Timers,
     ) -> None:
         self._policy = policy
+        self._numbers = numbers
         self._outbox = outbox
         self._book = book
-        self._fleet = fleet
-        self._timers = timers
-        self._epochs = BootCounter(boot)
-        self._generations = BootCounter(boot)
-        self._commands = BootCounter(boot)
-        self._running: dict[GenerationId, Answer] = {}
+        self.sessions = Sessions()
         self.acks = AckDesk(outbox, timers)
+        self._generations = Generations(
+            lease_s=policy.lease_s,
+            grace_s=policy.grace_s,
+            numbers=numbers,
+            outbox=outbox,
+            book=book,
+            fleet=fleet,
+            sessions=self.sessions,
+            timers=timers,
+            overdue=lambda session, at: self._failover.end(session, "expired", at),
+            freed=lambda model, at: self.waiting.recheck(model, at),
+        )
         self.waiting = WaitingLine(
             policy=policy.waiting,
             now=now,
@@ -94,254 +99,175 @@ class Runs:
             fleet=fleet,
             texts=texts,
             timers=timers,
-            start=self._start,
+            start=self._generations.start,
+            set_apart_on=self._generations.set_apart_on,
+            failover_wait_s=policy.failover_wait_s,
         )
+        self._failover = Failover(
+            reattach_s=policy.reattach_s,
+            numbers=numbers,
+            outbox=outbox,
+            book=book,
+            fleet=fleet,
+            sessions=self.sessions,
+            generations=self._generations,
+            waiting=self.waiting,
+            timers=timers,
+        )
+        self._reconciler = Reconciler(
+            outbox=outbox,
+            fleet=fleet,
+            sessions=self.sessions,
+            generations=self._generations,
+            failover=self._failover,
+            timers=timers,
+        )
+        self.lost = self._failover.lost
+        self.declined = self._failover.declined
+        self.refused = self._failover.refused
+        self.need_full = self._failover.need_full
+        self.reconciled = self._reconciler.answered
+        book.on_end = self._answer_ended
 
     @property
     def running(self) -> int:
-        return len(self._running)
+        return len(self._generations.running)
 
-    # --- start --------------------------------------------------------------------------------
+    # --- links --------------------------------------------------------------------------------
 
-    def _start(self, answer: Answer, identity: NodeIdentity, now: float) -> None:
-        node = self._fleet.get(identity)
-        if node is None or node.link is None:
-            raise ValueError(f"placed on {identity}, which has no link")
-        generation = GenerationId(self._generations.next())
-        epoch = Epoch(self._epochs.next())
-        session = HeadSession(answer.session, answer.model, epoch, self._commands.next)
-        status = node.models[answer.model]
-        self._book.store(answer)
-        self._outbox.persist(
-            PutGeneration(
-                generation=generation,
-                answer=answer.id,
-                session=answer.session,
-                epoch=epoch,
-                node=identity,
-                worker=status.worker,
-                numerics=status.numerics,
-                first_offset=len(answer.tokens),
+    def link_up(self, link: LinkKey, node: Node, confirm: NodeConfirm, now: float) -> None:
+        """A node's link is up: reconcile first, then give it work."""
+        self._reconciler.link_up(link, node, confirm, now)
+        self.waiting.schedule_all(now)
+
+    def link_down(self, link: LinkKey, node: Node, reason: str, now: float, *, left: bool) -> None:
+        """A node's link ended; `left` when it said goodbye."""
+        self.acks.drop(link)
+        self._reconciler.link_down(link)
+        self.waiting.unsettle(now)
+        self._failover.link_down(link, node.identity, reason, now, left=left)
+
+    def restore(self, answer: Answer, stored: StoredAnswer, now: float) -> None:
+        """An answer that ran when the head ended: it waits for its node, then moves."""
+        if stored.generation is None or stored.node is None:
+            raise ValueError("it was placed and has no generation")
+        if not 0 <= stored.first_offset <= len(answer.tokens):
+            raise ValueError("its generation begins after its last token")
+        placed = Placed(
+            node=stored.node,
+            incarnation=None,
+            link=None,
+            protocol=HeadSession(stored.session, stored.epoch, self._numbers.commands.next),
+            worker=WorkerIncarnation(stored.worker),
+            first_offset=stored.first_offset,
+        )
+        session = self._generations.restore(answer, placed, stored.generation, now)
+        self._failover.wait_for_node(session, placed, now + self._policy.adopt_s)
+
+    def renew(self, link: LinkKey, message: LeaseRenew) -> None:
+        """Grant what the head holds there; what it does not hold is revoked."""
+        granted = []
+        for ref in message.leases:
+            if self.sessions.at(link, ref.session, ref.epoch) is not None:
+                granted.append(ref)
+            else:
+                self._outbox.send(link, self._revoke_unknown(ref.session, ref.epoch))
+        if granted:
+            lease_ms = round(self._policy.lease_s * 1000)
+            self._outbox.send(
+                link,
+                LeaseGrant(sent_at_s=message.sent_at_s, lease_ms=lease_ms, leases=tuple(granted)),
             )
-        )
-        self._fleet.claim(identity, answer.model, generation, now)
-        answer.stage = RUNNING
-        answer.node = identity
-        answer.placed_s = now
-        answer.session_link = (node.link, session)
-        self._running[generation] = answer
-        lease_ms = round(self._policy.lease_s * 1000)
-        opening = session.open(answer.prompt, (), lease_ms=lease_ms, qos=answer.qos)
-        self._outbox.send(
-            node.link, *opening, session.generate(self._plan(answer, generation, now))
-        )
-        self._watch_budget(answer, generation, now)
-        event = PlacedEvent(node=identity, session=answer.session)
-        for subscription in answer.subscriptions:
-            self._outbox.reply(subscription.event(event))
 
-    def _plan(self, answer: Answer, generation: GenerationId, now: float) -> GenerationPlan:
-        spent_ms = (now - answer.accepted_s) * 1000
-        return GenerationPlan(
-            generation=generation,
-            sampling=answer.sampling,
-            max_new_tokens=answer.max_new,
-            prompt_tokens=len(answer.prompt) // 4,
-            generated_tokens=0,
-            wall_ms=max(round(answer.wall_ms - spent_ms), 1) if answer.wall_ms else 0,
-            exact=answer.exact,
-        )
+    def _revoke_unknown(self, session: SessionId, epoch: Epoch) -> SessionRevoke:
+        return HeadSession(session, epoch, self._numbers.commands.next).revoke("unknown")
 
-    def _watch_budget(self, answer: Answer, generation: GenerationId, now: float) -> None:
-        if not answer.wall_ms:
-            return
-
-        def give_up(at: float) -> None:
-            if self._running.get(generation) is answer:
-                self._leave(answer, "expired", at)
-                self._book.end(answer, "expired", at)
-
-        due = answer.accepted_s + answer.wall_ms / 1000 + self._policy.grace_s
-        answer.budget_timer = self._timers.at(max(due, now), give_up)
-
-    # --- what nodes say -----------------------------------------------------------------------
+    # --- tokens -------------------------------------------------------------------------------
 
     def token_events(self, link: LinkKey, events: TokenEvents, now: float) -> None:
         for run in events.runs:
             self._token_run(link, run, now)
 
     def _token_run(self, link: LinkKey, run: TokenRun, now: float) -> None:
-        answer = self._running.get(run.generation)
-        if answer is None or answer.session_link is None or answer.session_link[0] != link:
+        session = self._generations.running.get(run.generation)
+        if session is None:
+            # Of an answer that is over, or moved on: the node need not keep it.
             end = run.first_seq + count_ids(run.ids) + (run.finish is not None)
             self.acks.note(link, run.generation, end, now, urgent=run.finish is not None)
             return
-        session = answer.session_link[1]
-        before = session.next_seq
-        receipt = session.accept(run)
+        answer, placed = session.answer, session.placed
+        if answer is None or placed is None or placed.link != link:
+            return
+        protocol = placed.protocol
+        before = protocol.next_seq
+        receipt = protocol.accept(run)
+        if receipt.verdict is Verdict.STALE:
+            return
         if receipt.verdict is Verdict.GAP:
-            self._lose(answer, f"node {answer.node} left out tokens of the answer", now)
+            self._failover.broke_protocol(session, placed, "left out tokens of an answer", now)
             return
-        fresh = receipt.verdict is Verdict.FRESH
-        if fresh and len(answer.tokens) + count_ids(receipt.ids) > answer.max_new:
-            self._lose(answer, f"node {answer.node} made more tokens than were asked for", now)
-            self._outbox.close_link(link, "it made more tokens than were asked for")
+        if count_ids(receipt.ids) > answer.remaining:
+            what = "made more tokens than were asked for"
+            self._failover.broke_protocol(session, placed, what, now)
             return
-        if receipt.verdict is not Verdict.STALE:
-            crossed = session.next_seq // ACK_EVERY_EVENTS != before // ACK_EVERY_EVENTS
-            urgent = crossed or receipt.finish is not None
-            self.acks.note(link, run.generation, session.next_seq, now, urgent=urgent)
-        if fresh:
-            self._take_tokens(answer, run.generation, receipt.ids, now)
-            if receipt.finish is not None:
-                self._finished(answer, receipt.finish, now)
-            else:
-                self._book.pump(answer)
+        crossed = protocol.next_seq // ACK_EVERY_EVENTS != before // ACK_EVERY_EVENTS
+        urgent = crossed or receipt.finish is not None
+        self.acks.note(link, run.generation, protocol.next_seq, now, urgent=urgent)
+        if receipt.verdict is not Verdict.FRESH:
+            return
+        self._take_tokens(session, answer, placed, receipt.ids, now)
+        if receipt.finish is not None:
+            self._finished(session, answer, placed, receipt.finish, now)
+        else:
+            self._book.pump(answer)
 
     def _take_tokens(
-        self, answer: Answer, generation: GenerationId, ids: PackedIds, now: float
+        self, session: Session, answer: Answer, placed: Placed, ids: PackedIds, now: float
     ) -> None:
-        if not ids:
+        generation = placed.protocol.generation
+        if not ids or generation is None:
             return
         offset = len(answer.tokens)
-        fresh = unpack_ids(ids)
-        if not offset:
-            answer.first_token_s = now
+        answer.first_token_s = answer.first_token_s or now
+        if offset == placed.first_offset:
             self._outbox.persist(MarkSent(answer=answer.id))
-        answer.tokens.extend(fresh)
+            if answer.suspicion.set_apart:
+                self.waiting.recheck(session.model, now)
+        answer.tokens.extend(unpack_ids(ids))
         self._outbox.persist(
             PutTokens(answer=answer.id, generation=generation, offset=offset, ids=ids)
         )
+        answer.progress(len(answer.tokens) - placed.first_offset)
 
-    def _finished(self, answer: Answer, finish: Finish, now: float) -> None:
-        answer.cached_tokens = min(finish.usage.cached_tokens, answer.prompt_tokens)
-        self._leave(answer, "finished", now)
+    def _finished(
+        self, session: Session, answer: Answer, placed: Placed, finish: Finish, now: float
+    ) -> None:
+        if not placed.first_offset:
+            answer.cached_tokens = min(finish.usage.cached_tokens, answer.prompt_tokens)
         name = FINISH_NAMES.get(finish.reason)
-        if name is not None:
-            self._book.end(answer, name, now)
-            return
-        cls = ERROR_TABLE.get(finish.error_code, Internal)
-        message = finish.message or f"the engine on {answer.node} gave no reason"
-        details = {"offset": len(answer.tokens)}
-        if finish.max:
-            details |= {"length": finish.length, "max": finish.max}
-        error = cls(message, param=finish.param or None, details=details)
-        self._book.end(answer, "error", now, error)
-
-    def lost(self, link: LinkKey, message: Lost, now: float) -> None:
-        answer = self._current(link, message.generation, message.epoch)
-        if answer is not None:
-            node = answer.node
-            what = f"the worker on {node} died" if message.worker else f"{node} gave it up"
-            self._lose(answer, f"{what} ({message.reason})", now)
-
-    def declined(self, link: LinkKey, message: Declined, now: float) -> None:
-        """Nothing was computed: try the other nodes, or say why none takes it."""
-        answer = self._current(link, message.generation, message.epoch)
-        if answer is not None:
-            self._try_elsewhere(answer, message.code, message.message or message.code, now)
-
-    def refused(self, link: LinkKey, message: Refused, now: float) -> None:
-        """A command was not applied; its session can not run there under this epoch."""
-        for answer in list(self._running.values()):
-            if answer.session_link is None or answer.session_link[0] != link:
-                continue
-            session = answer.session_link[1]
-            if (session.session, session.epoch) == (message.session, message.epoch):
-                self._try_elsewhere(answer, message.code, message.message or message.code, now)
-
-    def need_full(self, link: LinkKey, message: NeedFull) -> None:
-        for answer in self._running.values():
-            if answer.session_link is None or answer.session_link[0] != link:
-                continue
-            session = answer.session_link[1]
-            if (session.session, session.epoch) == (message.session, message.epoch):
-                self._outbox.send(link, session.append_full())
-
-    def _try_elsewhere(self, answer: Answer, code: str, why: str, now: float) -> None:
-        if code in PASSING_CODES:
-            self.waiting.rest(answer, answer.node, why, now)
+        if name is None:
+            self._failover.engine_error(session, placed, finish, now)
         else:
-            answer.declined[answer.node] = why
-        self._leave(answer, "declined", now)
-        if answer.tokens:
-            self._book.end(answer, "error", now, self._node_lost(answer, why))
-        else:
-            self.waiting.add(answer, now)
-
-    def renew(self, link: LinkKey, message: LeaseRenew) -> None:
-        """Grant what the head holds there; what it does not hold is revoked."""
-        held = {
-            (session.session, session.epoch)
-            for answer in self._running.values()
-            if answer.session_link is not None
-            for on, session in (answer.session_link,)
-            if on == link
-        }
-        granted = tuple(ref for ref in message.leases if (ref.session, ref.epoch) in held)
-        if granted:
-            lease_ms = round(self._policy.lease_s * 1000)
-            self._outbox.send(
-                link,
-                LeaseGrant(sent_at_s=message.sent_at_s, lease_ms=lease_ms, leases=granted),
-            )
-        for ref in message.leases:
-            if (ref.session, ref.epoch) not in held:
-                self._outbox.send(link, self._revoke_unknown(ref.session, ref.epoch))
-
-    def link_down(self, link: LinkKey, node: NodeIdentity, reason: str, now: float) -> None:
-        self.acks.drop(link)
-        self.waiting.unsettle(now)
-        for answer in list(self._running.values()):
-            if answer.session_link is not None and answer.session_link[0] == link:
-                self._lose(answer, f"the link to node {node} ended ({reason})", now)
+            self._failover.end(session, name, now)
 
     # --- ends ---------------------------------------------------------------------------------
 
     def cancel(self, answer: Answer, now: float) -> None:
         """End an answer at what it has, wherever it is; the lane is free at once."""
+        session = self.sessions.of(answer)
         if answer.stage == QUEUED:
             self.waiting.remove(answer)
-        elif answer.session_link is not None:
-            link, session = answer.session_link
-            stop = session.cancel()
-            if stop is not None:
-                self._outbox.send(link, stop)
-            self._leave(answer, "cancelled", now)
-        self._book.end(answer, "cancelled", now)
+            self._book.end(answer, "cancelled", now)
+        elif session is not None and session.placed is not None:
+            placed = session.placed
+            stop = placed.protocol.cancel()
+            if stop is not None and placed.link is not None:
+                self._outbox.send(placed.link, stop)
+            self._failover.end(session, "cancelled", now)
+        else:
+            self._book.end(answer, "cancelled", now)
 
-    def _lose(self, answer: Answer, what: str, now: float) -> None:
-        self._leave(answer, "lost", now)
-        self._book.end(answer, "error", now, self._node_lost(answer, what))
-
-    def _node_lost(self, answer: Answer, what: str) -> NodeLost:
-        offset = len(answer.tokens)
-        return NodeLost(
-            f"{what} after {offset} tokens of the answer; they are kept: attach with session "
-            f"{answer.session}, or ask again",
-            details={"offset": offset, "session": answer.session},
-        )
-
-    def _leave(self, answer: Answer, reason: str, now: float) -> None:
-        """Take an answer off its node: revoke the session, free the slot, place others."""
-        if answer.session_link is None:
-            return
-        link, session = answer.session_link
-        answer.session_link = None
-        self._timers.cancel(answer.budget_timer)
-        if session.generation is not None:
-            self._running.pop(session.generation, None)
-            self._fleet.release(answer.node, session.generation)
-        if self._fleet.by_link(link) is not None:
-            self._outbox.send(link, session.revoke(reason))
-        self.waiting.recheck(answer.model, now)
-
-    def _current(self, link: LinkKey, generation: GenerationId, epoch: Epoch) -> Answer | None:
-        answer = self._running.get(generation)
-        if answer is None or answer.session_link is None:
-            return None
-        on, session = answer.session_link
-        return answer if on == link and session.epoch == epoch else None
-
-    def _revoke_unknown(self, session: SessionId, epoch: Epoch) -> SessionRevoke:
-        return HeadSession(session, ModelName(""), epoch, self._commands.next).revoke("unknown")
+    def _answer_ended(self, answer: Answer) -> None:
+        session = self.sessions.of(answer)
+        if session is not None and not session.made:
+            self.sessions.drop(session)

@@ -2,7 +2,8 @@
 
 Work waits here and not at nodes. An answer that no node can take now is refused with every node's
 reason, unless a node may be about to take it: the head or a link is new, the model loads, or a
-node declined for a reason that passes.
+node declined for a reason that passes. One that was running and lost its node waits for another
+for `failover_wait_s` before it ends with `node_lost`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bus.errors import Expired, Internal, NoNode, SuperfluidError
-from bus.ids import ModelName, NodeIdentity
+from bus.errors import Expired, Internal, NodeLost, NoNode, SuperfluidError
+from bus.ids import ModelName, NodeIdentity, NumericsId
 from bus.messages.api import QueuedEvent
 from bus.timers import Timers
 from head.answers import QUEUED, Answer
@@ -32,6 +33,8 @@ RECHECK_S = 1.0
 
 #: Starts an answer on the node that was chosen.
 Start = Callable[[Answer, NodeIdentity, float], None]
+#: The nodes on which an answer that is set apart of this model stands alone for now.
+SetApart = Callable[[ModelName], frozenset[NodeIdentity]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +60,12 @@ class WaitingLine:
         texts: TextDesk,
         timers: Timers,
         start: Start,
+        set_apart_on: SetApart,
+        failover_wait_s: float,
     ) -> None:
         self._policy = policy
+        self._failover_wait_s = failover_wait_s
+        self._set_apart_on = set_apart_on
         self._outbox = outbox
         self._book = book
         self._fleet = fleet
@@ -90,7 +97,7 @@ class WaitingLine:
             answer=answer.id,
             owner=answer.owner,
             qos=answer.qos,
-            cost_tokens=len(answer.prompt) // 4 + answer.max_new,
+            cost_tokens=answer.context_tokens + answer.remaining,
             queued_s=answer.accepted_s,
             expires_s=expires_s,
         )
@@ -115,11 +122,13 @@ class WaitingLine:
         """A node's link ended: it may come back."""
         self._settled_s = max(self._settled_s, now + self._policy.node_wait_s)
 
-    def rest(self, answer: Answer, node: NodeIdentity, why: str, now: float) -> None:
+    def rest(
+        self, answer: Answer, node: NodeIdentity, incarnation: int, why: str, now: float
+    ) -> None:
         """Leave a node alone for a moment that declined for a passing reason."""
         answer.rests[node] = answer.rests.get(node, 0) + 1
         if answer.rests[node] > MAX_RESTS:
-            answer.declined[node] = why
+            answer.tried[node, incarnation] = why
             return
 
         def rested(at: float) -> None:
@@ -168,19 +177,27 @@ class WaitingLine:
                 self._start(answer, placement.node, now)
             elif placement.error is not None and not self._may_wait(answer, placement.error, now):
                 self.remove(answer)
-                self._book.end(answer, "error", now, self._no_place(answer, placement))
+                self._book.end(answer, "error", now, self._no_place(answer, placement, now))
             elif not self._fleet.has_room(model):
                 return False
         return True
 
     def _may_wait(self, answer: Answer, error: SuperfluidError, now: float) -> bool:
         """Whether a node may come in time for an answer that no node can take now."""
-        if not isinstance(error, NoNode):
-            return False
         if answer.resting:
             return True
+        if self._avoided(answer):
+            self.recheck(answer.model, now + RECHECK_S)
+            return True
+        if answer.failed_s is not None:
+            until = answer.failed_s + self._failover_wait_s
+            if now < until:
+                self.recheck(answer.model, min(until, now + RECHECK_S))
+            return now < until
+        if not isinstance(error, NoNode):
+            return False
         until = answer.accepted_s + self._policy.node_wait_s
-        settling = now < self._settled_s and not answer.declined
+        settling = now < self._settled_s and not answer.tried
         coming = settling or self._fleet.loading(answer.model)
         if not coming or now >= until:
             return False
@@ -190,7 +207,9 @@ class WaitingLine:
     def _expire(self, queue: RequestQueue, now: float) -> None:
         for entry in queue.expired(now):
             answer = self._book.get(entry.answer)
-            if answer is not None:
+            if answer is not None and answer.tokens:
+                self._book.end(answer, "expired", now)
+            elif answer is not None:
                 error = Expired(
                     f"the wall budget of {answer.wall_ms} ms ended while the request waited for "
                     "a node; give it a larger max_wall_ms, or add a node"
@@ -201,21 +220,48 @@ class WaitingLine:
         digest = self._texts.digest(answer.model)
         request = PlacementRequest(
             model=answer.model,
-            prompt_tokens=len(answer.prompt) // 4,
-            expected_tokens=answer.max_new,
+            prompt_tokens=answer.context_tokens,
+            expected_tokens=answer.remaining,
             tokenizer_digest=digest,
-            excluded=frozenset(answer.declined) | frozenset(answer.resting),
+            prefer_numerics=NumericsId(answer.numerics if answer.tokens else ""),
+            excluded=frozenset(self._refusals(answer)) | self._avoided(answer),
         )
         snapshot = self._fleet.snapshot(answer.model, digest, now)
         return place(self._policy.placement, snapshot, request)
 
-    def _no_place(self, answer: Answer, placement: Placement) -> SuperfluidError:
+    def _refusals(self, answer: Answer) -> dict[NodeIdentity, str]:
+        """The nodes that an answer does not go to now, with why. One that restarted is new."""
+        tried = {
+            node: why
+            for (node, incarnation), why in answer.tried.items()
+            if (known := self._fleet.get(node)) and known.incarnation == incarnation
+        }
+        return tried | answer.resting
+
+    def _avoided(self, answer: Answer) -> frozenset[NodeIdentity]:
+        if not answer.suspicion.set_apart:
+            return frozenset()
+        return self._set_apart_on(answer.model)
+
+    def _no_place(self, answer: Answer, placement: Placement, now: float) -> SuperfluidError:
         error = placement.error or Internal("no placement and no reason")
-        refusals = answer.declined | answer.resting
+        refusals = self._refusals(answer)
+        said = "; ".join(f"{node}: {why}" for node, why in sorted(refusals.items()))
+        if answer.failed_s is not None:
+            return self._node_lost(answer, said or error.message, now)
         if isinstance(error, NoNode) and refusals:
-            said = "; ".join(f"{node}: {why}" for node, why in sorted(refusals.items()))
             return NoNode(f"every node declined the request ({said})", details=error.details)
         return error
+
+    def _node_lost(self, answer: Answer, why_none: str, now: float) -> NodeLost:
+        offset = len(answer.tokens)
+        waited_s = now - (answer.failed_s or now)
+        return NodeLost(
+            f"{answer.failure} after {offset} tokens of the answer, and within {waited_s:.0f} s no "
+            f"node could go on ({why_none}); the tokens are kept: attach with session "
+            f"{answer.session}, or ask again",
+            details={"offset": offset, "session": answer.session},
+        )
 
     def _announce_queued(self, answer: Answer, queue: RequestQueue) -> None:
         position = queue.position(answer.id) or 0

@@ -146,6 +146,23 @@ class PlacedEvent:
     type: str = "placed"
 
 
+def moved_event(source: str, to: str, offset: int, *, exact: bool, reason: str) -> dict[str, Any]:
+    """A stream goes on elsewhere: from node, to node, at token `offset` of the answer, and why.
+
+    Args:
+        exact: the new node continues bit by bit as the old one would have.
+    """
+    # A map, since `from` can not be a dataclass field.
+    return {
+        "type": "moved",
+        "from": source,
+        "to": to,
+        "offset": offset,
+        "exact": exact,
+        "reason": reason,
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerUsage:
     """Tokens: of the prompt, of it found in a cache, made, and made again after a move."""

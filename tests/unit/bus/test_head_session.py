@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from bus.context import EMPTY_DIGEST
+from bus.context import EMPTY_DIGEST, TokenContext, context_digest
 from bus.head_session import GenerationPlan, HeadSession, Verdict
 from bus.ids import Epoch, GenerationId, ModelName, PackedIds, SessionId, pack_ids, unpack_ids
 from bus.messages.link import (
@@ -24,9 +24,15 @@ GENERATION = GenerationId(70)
 
 @pytest.fixture
 def session() -> HeadSession:
-    made = HeadSession(SessionId("s"), ModelName("toy"), EPOCH, itertools.count(1).__next__)
-    made.open(pack_ids([1, 2, 3]), (), lease_ms=20_000, qos=1)
+    made = HeadSession(SessionId("s"), EPOCH, itertools.count(1).__next__)
+    made.append(context(1, 2, 3))
     made.generate(plan(GENERATION))
+    return made
+
+
+def context(*ids: int) -> TokenContext:
+    made = TokenContext()
+    made.append(pack_ids(ids))
     return made
 
 
@@ -54,8 +60,9 @@ def run(first: int, *ids: int, finish: str = "", epoch: Epoch = EPOCH) -> TokenR
 
 
 def test_open_and_generate_are_three_commands_with_rising_ids() -> None:
-    session = HeadSession(SessionId("s"), ModelName("toy"), EPOCH, itertools.count(1).__next__)
-    assign, append = session.open(pack_ids([5, 6]), (), lease_ms=20_000, qos=2)
+    session = HeadSession(SessionId("s"), EPOCH, itertools.count(1).__next__)
+    assign = session.assign(ModelName("toy"), lease_ms=20_000, qos=2)
+    append = session.append(context(5, 6))
     generate = session.generate(plan(GENERATION))
     assert isinstance(assign, SessionAssign)
     assert isinstance(append, AppendContent)
@@ -117,3 +124,61 @@ def test_finish_alone_counts_as_one_event(session: HeadSession) -> None:
     receipt = session.accept(run(0, finish="length"))
     assert receipt.verdict is Verdict.FRESH
     assert session.next_seq == 1
+
+
+def test_only_what_the_node_lacks_is_appended(session: HeadSession) -> None:
+    delta = session.append(context(1, 2, 3, 4, 5))
+    assert delta is not None
+    assert (delta.base_tokens, delta.base_digest) == (3, context_digest(pack_ids([1, 2, 3])))
+    assert list(unpack_ids(delta.ids)) == [4, 5]
+    assert session.append(context(1, 2, 3, 4, 5)) is None
+
+
+@pytest.mark.parametrize("other", [(9, 2, 3, 4), (1, 2), (9, 2, 3)])
+def test_context_that_does_not_follow_what_the_node_has_goes_whole(
+    session: HeadSession, other: tuple[int, ...]
+) -> None:
+    whole = session.append(context(*other))
+    assert whole is not None
+    assert (whole.base_tokens, tuple(unpack_ids(whole.ids))) == (0, other)
+
+
+def test_generation_that_runs_is_asked_for_again_under_its_own_command(
+    session: HeadSession,
+) -> None:
+    first, again = session.generate(plan(GENERATION)), session.generate(plan(GENERATION))
+    assert first == again
+    assert session.generate(plan(GenerationId(71))).command > first.command
+
+
+def test_higher_epoch_keeps_the_context_and_forgets_the_generation(session: HeadSession) -> None:
+    session.accept(run(0, 10))
+    session.cancel()
+    session.raise_epoch(Epoch(8))
+    assert session.append(context(1, 2, 3)) is None
+    assert session.accept(run(1, 11)).verdict is Verdict.STALE
+    assert session.view().generations == ()
+    with pytest.raises(ValueError, match="not above"):
+        session.raise_epoch(Epoch(8))
+
+
+def test_view_lists_the_watermark_and_whether_the_finish_came(session: HeadSession) -> None:
+    session.accept(run(0, 10, 11))
+    (view,) = session.view().generations
+    assert (view.generation, view.committed, view.finished) == (GENERATION, 2, False)
+    assert (session.view().tokens, session.view().epoch) == (3, EPOCH)
+    session.accept(run(2, finish="eos"))
+    (view,) = session.view().generations
+    assert (view.committed, view.finished) == (3, True)
+
+
+def test_view_does_not_list_a_generation_that_was_stopped(session: HeadSession) -> None:
+    session.cancel()
+    assert session.view().generations == ()
+
+
+def test_generation_of_an_earlier_start_goes_on_from_its_watermark() -> None:
+    session = HeadSession(SessionId("s"), EPOCH, itertools.count(1).__next__)
+    session.resume(GENERATION, 5)
+    assert session.accept(run(4, 1)).verdict is Verdict.DUPLICATE
+    assert session.accept(run(5, 2)).verdict is Verdict.FRESH

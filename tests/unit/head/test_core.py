@@ -28,7 +28,7 @@ from bus.messages.link import (
     WatermarkAck,
 )
 from head.core import CorePolicy, HeadCore
-from head.effects import Reply, SendLink, TextJob
+from head.effects import CloseLink, Reply, SendLink, TextJob
 from head.rows import StoredAnswer, StoredState
 from tests.harness.memory_parts import DIGEST, text_reply
 
@@ -68,6 +68,7 @@ class Bench:
         self.now = 0.0
         self.sent: list[tuple[int, Any]] = []
         self.replies: list[dict[str, Any]] = []
+        self.closed: list[tuple[int, str]] = []
         self.core.models_found({TOY: "/toy"}, 0.0)
         self.settle()
 
@@ -79,6 +80,8 @@ class Bench:
                         self.sent.append((link, message))
                     case Reply(body=body):
                         self.replies.append(body)
+                    case CloseLink(link=link, reason=reason):
+                        self.closed.append((link, reason))
                     case TextJob(message=job):
                         self.core.text_reply(text_reply(job), self.now)
 
@@ -155,13 +158,17 @@ def test_duplicate_run_is_delivered_once_and_acknowledged_again(bench: Bench) ->
     assert bench.last(WatermarkAck).watermarks[0].committed == 2
 
 
-def test_gap_loses_the_answer_and_skips_nothing(bench: Bench) -> None:
+def test_gap_skips_nothing_and_the_answer_goes_on_under_a_higher_epoch(bench: Bench) -> None:
     request = bench.ask()
     bench.hear(1, run(request, 0, 65))
     bench.hear(1, run(request, 2, 67))
     assert bench.tokens() == [65]
-    assert bench.replies[-1]["error"]["code"] == "node_lost"
-    assert bench.replies[-1]["error"]["details"]["offset"] == 1
+    assert [link for link, _ in bench.closed] == [1]
+    bench.wait(0.5)
+    again: GenerateReq = bench.last(GenerateReq)
+    assert again.epoch > request.epoch
+    assert again.generation > request.generation
+    assert (again.generated_tokens, again.max_new_tokens) == (1, request.max_new_tokens - 1)
 
 
 def test_stale_epoch_and_unknown_generation_are_delivered_to_nobody(bench: Bench) -> None:
@@ -189,11 +196,14 @@ def test_another_node_can_not_speak_for_the_one_that_was_asked(bench: Bench) -> 
     assert bench.tokens() == [66]
 
 
-def test_more_tokens_than_asked_for_lose_the_answer(bench: Bench) -> None:
+def test_more_tokens_than_asked_for_are_not_taken_and_asked_for_elsewhere(bench: Bench) -> None:
     request = bench.ask(max_new=2)
+    bench.node(2, "n2")
     bench.hear(1, run(request, 0, 65, 66, 67))
     assert bench.tokens() == []
-    assert bench.replies[-1]["error"]["code"] == "node_lost"
+    assert [link for link, _ in bench.closed] == [1]
+    assert bench.sent[-1][0] == 2
+    assert bench.last(GenerateReq).epoch > request.epoch
 
 
 def test_token_outside_the_vocabulary_has_no_text(bench: Bench) -> None:
@@ -203,12 +213,31 @@ def test_token_outside_the_vocabulary_has_no_text(bench: Bench) -> None:
     assert event["text"] == "AB"
 
 
-@pytest.mark.parametrize(("reason", "code"), [("error", "internal"), ("refused", "internal")])
-def test_engine_error_is_an_error_reply(bench: Bench, reason: str, code: str) -> None:
+def test_what_the_engine_refuses_is_an_error_reply_at_once(bench: Bench) -> None:
     request = bench.ask()
-    bench.hear(1, run(request, 0, 65, finish=reason))
-    assert bench.replies[-1]["error"]["code"] == code
+    bench.hear(1, run(request, 0, 65, finish="refused"))
+    assert bench.replies[-1]["error"]["code"] == "internal"
     assert bench.replies[-1]["error"]["details"]["offset"] == 1
+
+
+def test_engine_error_is_tried_once_more_and_then_an_error_reply(bench: Bench) -> None:
+    request = bench.ask()
+    bench.hear(1, run(request, 0, 65, finish="error"))
+    assert bench.tokens() == [65]
+    bench.wait(0.5)
+    again: GenerateReq = bench.last(GenerateReq)
+    assert (again.epoch > request.epoch, again.generated_tokens) == (True, 1)
+    bench.hear(1, run(again, 0, 66, finish="error"))
+    assert bench.tokens() == [65, 66]
+    assert bench.replies[-1]["error"]["code"] == "internal"
+    assert bench.replies[-1]["error"]["details"]["offset"] == 2
+
+
+def test_engine_error_is_tried_again_on_another_node_when_there_is_one(bench: Bench) -> None:
+    request = bench.ask()
+    bench.node(2, "n2")
+    bench.hear(1, run(request, 0, finish="error"))
+    assert bench.sent[-1][0] == 2
 
 
 def test_declined_request_goes_to_the_next_node_under_a_new_epoch(bench: Bench) -> None:

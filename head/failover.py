@@ -1,0 +1,283 @@
+"""What becomes of an answer when its node, link, worker or engine fails: it goes on elsewhere.
+
+    failed ──▶ its place ends ──▶ waits for a node ──▶ epoch + 1, a new generation
+      │                             └── failover_wait or the wall budget is over: the error
+      ├── nothing remains: `length`
+      └── it kills workers: the error
+
+In memory the old epoch is void at once: nothing of it is looked at any more. On disk the new one
+replaces it in the transaction that keeps the new place, before anything of that leaves.
+"""
+
+from __future__ import annotations
+
+from bus.errors import ERROR_TABLE, Internal, RequestKillsWorkers, SuperfluidError
+from bus.ids import Epoch, ModelName, NodeIdentity, SessionId, WorkerIncarnation
+from bus.messages.link import Declined, Finish, Lost, NeedFull, Refused
+from bus.timers import Timers
+from head.answers import Answer
+from head.book import AnswerBook
+from head.effects import LinkKey
+from head.fleet import Fleet
+from head.generations import Generations
+from head.numbers import Numbers
+from head.outbox import Outbox
+from head.sessions import Placed, Session, Sessions
+from head.suspects import Suspect, blame
+from head.waiting import WaitingLine
+
+#: A generation that the worker had not begun with when it died.
+WORKER_LOST = "worker_lost"
+#: Why a node may decline what it can take a moment later: its worker is starting or full, or what
+#: it holds of the session is not what the head took it for, which a new epoch settles.
+PASSING_CODES = frozenset(
+    {
+        *("model_not_ready", WORKER_LOST, "worker_behind", "queue_full"),
+        *("session_busy", "stale_epoch", "unknown_session", "unknown_epoch", "fenced"),
+        "context_mismatch",
+    }
+)
+
+
+class Failover:
+    """Owned by the core's runs. Every way a generation can fail comes here.
+
+    Args:
+        reattach_s: how long the sessions of a lost link wait for it to come back.
+    """
+
+    def __init__(
+        self,
+        *,
+        reattach_s: float,
+        numbers: Numbers,
+        outbox: Outbox,
+        book: AnswerBook,
+        fleet: Fleet,
+        sessions: Sessions,
+        generations: Generations,
+        waiting: WaitingLine,
+        timers: Timers,
+    ) -> None:
+        self._reattach_s = reattach_s
+        self._numbers = numbers
+        self._outbox = outbox
+        self._book = book
+        self._fleet = fleet
+        self._sessions = sessions
+        self._generations = generations
+        self._waiting = waiting
+        self._timers = timers
+        #: The last worker of each model on each node whose death was looked into.
+        self._judged: dict[tuple[NodeIdentity, ModelName], WorkerIncarnation] = {}
+
+    # --- moving and ending --------------------------------------------------------------------
+
+    def move(self, session: Session, why: str, now: float, *, begun: bool = True) -> None:
+        """The session's generation is over for the head: go on elsewhere, or there anew.
+
+        Args:
+            begun: it may have been computed; else it stands as one that was not placed yet.
+        """
+        answer, placed = session.answer, session.placed
+        if answer is None or placed is None:
+            return
+        if begun:
+            answer.moved_from, answer.failure = placed.node, why
+            answer.failed_s = now if answer.failed_s is None else answer.failed_s
+        if answer.suspicion.guilty:
+            self.end(session, "error", now, self._kills_workers(answer, why))
+        elif answer.tokens and not answer.remaining:
+            self.end(session, "length", now)
+        else:
+            self._generations.release(session, now)
+            self._generations.unplace(session, "moved")
+            self._waiting.add(answer, now)
+
+    def end(
+        self, session: Session, finish: str, now: float, error: SuperfluidError | None = None
+    ) -> None:
+        """End the answer that runs, and with a plain request its session."""
+        answer = session.answer
+        if answer is None:
+            return
+        self._generations.release(session, now)
+        if not session.made:
+            self._generations.unplace(session, finish)
+        self._book.end(answer, finish, now, error)
+
+    def _kills_workers(self, answer: Answer, why: str) -> RequestKillsWorkers:
+        offset = len(answer.tokens)
+        return RequestKillsWorkers(
+            f"two workers died while they ran this request (the last: {why}), so it is not tried "
+            f"again; its {offset} tokens are kept; see the workers' logs for what it made them do",
+            details={"offset": offset, "session": answer.session},
+        )
+
+    # --- what nodes say -----------------------------------------------------------------------
+
+    def lost(self, link: LinkKey, message: Lost, now: float) -> None:
+        """A generation is gone there without an end: its worker died, or its lease ran out."""
+        found = self._current(link, message.session, message.epoch, message.generation)
+        if found is None:
+            return
+        session, placed = found
+        if message.worker:
+            self.worker_died(placed.node, session.model, message.worker, now, session)
+            why = f"the worker on {placed.node} died ({message.reason})"
+        else:
+            self._rest(session, placed, message.reason, now)
+            why = f"{placed.node} gave it up ({message.reason})"
+        self.move(session, why, now)
+
+    def worker_died(
+        self,
+        node: NodeIdentity,
+        model: ModelName,
+        worker: WorkerIncarnation,
+        now: float,
+        lost: Session,
+    ) -> None:
+        """Look into a worker's death, once: which of the answers on it may be the reason.
+
+        Args:
+            lost: one that was on it for certain.
+        """
+        if self._judged.get((node, model)) == worker:
+            return
+        self._judged[node, model] = worker
+        self._fleet.worker_lost(node, model, worker, now)
+        suspects = [
+            Suspect(session.answer.suspicion, len(session.answer.tokens) > placed.first_offset)
+            for session, placed in self._sessions.on(node)
+            if session.answer is not None
+            and placed.protocol.is_generating
+            and session.model == model
+            and (placed.worker == worker or session is lost)
+        ]
+        blame(suspects, worker)
+
+    def declined(self, link: LinkKey, message: Declined, now: float) -> None:
+        """Nothing was computed: try the other nodes, or this one in a moment."""
+        found = self._current(link, message.session, message.epoch, message.generation)
+        if found is None:
+            return
+        session, placed = found
+        if message.code == WORKER_LOST and session.answer is not None:
+            session.answer.suspicion.excuse(placed.worker)
+        self._try_elsewhere(session, placed, message.code, message.message or message.code, now)
+
+    def refused(self, link: LinkKey, message: Refused, now: float) -> None:
+        """A command was not applied; its session can not go on there under this epoch."""
+        row = self._numbers.above(message.known_epoch)
+        if row is not None:
+            self._outbox.persist(row)
+        found = self._sessions.at(link, message.session, message.epoch)
+        if found is None:
+            return
+        session, placed = found
+        if placed.protocol.is_generating:
+            self._try_elsewhere(session, placed, message.code, message.message, now)
+        else:
+            self._generations.unplace(session, "refused")
+
+    def need_full(self, link: LinkKey, message: NeedFull) -> None:
+        """The node has not what the head took it for: it gets all of the context.
+
+        A generation that was asked for on top of it is declined, and comes again.
+        """
+        found = self._sessions.at(link, message.session, message.epoch)
+        if found is not None:
+            session, placed = found
+            context = session.context_at(placed.first_offset)
+            self._outbox.send(link, placed.protocol.append_full(context))
+
+    def engine_error(self, session: Session, placed: Placed, finish: Finish, now: float) -> None:
+        """The engine gave an answer up: once it is tried again, elsewhere if there is one."""
+        answer = session.answer
+        if answer is None:
+            return
+        message = finish.message or f"the engine on {placed.node} gave no reason"
+        answer.suspicion.engine_errors += 1
+        if finish.reason == "error" and answer.suspicion.engine_errors == 1:
+            self._rest(session, placed, message, now)
+            self.move(session, f"the engine on {placed.node} failed ({message})", now)
+            return
+        cls = ERROR_TABLE.get(finish.error_code, Internal)
+        details = {"offset": len(answer.tokens)}
+        if finish.max:
+            details |= {"length": finish.length, "max": finish.max}
+        error = cls(message, param=finish.param or None, details=details)
+        self.end(session, "error", now, error)
+
+    def broke_protocol(self, session: Session, placed: Placed, what: str, now: float) -> None:
+        """The node sent what it may not: its link is made again, the answer goes on elsewhere."""
+        why = f"node {placed.node} {what}"
+        if placed.link is not None:
+            self._outbox.close_link(placed.link, f"it {what}")
+        self._rest(session, placed, why, now)
+        self.move(session, why, now)
+
+    def _try_elsewhere(
+        self, session: Session, placed: Placed, code: str, why: str, now: float
+    ) -> None:
+        answer = session.answer
+        if answer is None:
+            return
+        if code in PASSING_CODES:
+            self._rest(session, placed, why, now)
+        else:
+            answer.tried[placed.node, placed.incarnation or 0] = why
+        begun = bool(answer.tokens) or answer.failed_s is not None
+        self.move(session, why, now, begun=begun)
+
+    def _rest(self, session: Session, placed: Placed, why: str, now: float) -> None:
+        if session.answer is not None:
+            self._waiting.rest(session.answer, placed.node, placed.incarnation or 0, why, now)
+
+    def _current(
+        self, link: LinkKey, session: SessionId, epoch: Epoch, generation: int
+    ) -> tuple[Session, Placed] | None:
+        """The session that a message about a generation is for, when that one runs there."""
+        found = self._sessions.at(link, session, epoch)
+        if found is None or not found[1].protocol.is_generating:
+            return None
+        return found if found[1].protocol.generation == generation else None
+
+    # --- links --------------------------------------------------------------------------------
+
+    def link_down(
+        self, link: LinkKey, node: NodeIdentity, reason: str, now: float, *, left: bool
+    ) -> None:
+        """The sessions of a link wait for its node for a moment; none after a goodbye."""
+        lost = []
+        for session, placed in self._sessions.on(node):
+            if placed.link == link:
+                placed.link = None
+                lost.append((session.id, placed.protocol.epoch))
+        why = f"the link to node {node} ended ({reason})"
+        if left:
+            self._give_up(lost, why, now)
+        elif lost:
+            due = now + self._reattach_s
+            self._timers.at(due, lambda at: self._give_up(lost, why, at))
+
+    def wait_for_node(self, session: Session, placed: Placed, until: float) -> None:
+        """A session of the time before a restart moves when its node is not here by then."""
+        lost = [(session.id, placed.protocol.epoch)]
+        why = f"the head was restarted and node {placed.node} did not come back"
+        self._timers.at(until, lambda at: self._give_up(lost, why, at))
+
+    def _give_up(self, lost: list[tuple[SessionId, Epoch]], why: str, now: float) -> None:
+        for name, epoch in lost:
+            found = self._sessions.at(None, name, epoch)
+            if found is not None:
+                self.give_up(found[0], why, now)
+
+    def give_up(self, session: Session, why: str, now: float) -> None:
+        """A place is not to be had any more: a running answer moves, an idle session has none."""
+        placed = session.placed
+        if placed is not None and placed.protocol.is_generating:
+            self.move(session, why, now)
+        else:
+            self._generations.unplace(session, "not held")

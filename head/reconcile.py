@@ -1,0 +1,175 @@
+"""Reconciling: head and node agree on what the node holds, first thing on every new link.
+
+    head: Reconcile pages ──▶ node drops what is not listed
+    head ◀── ReconcileAck pages: what it holds, what it will send again
+    head ◀── events since the watermark; then life goes on
+
+What the head listed and the node holds goes on as if nothing had been; what it does not hold is
+assigned again under a higher epoch. Doing it twice changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bus.ids import Epoch, GenerationId, NodeIdentity, SessionId
+from bus.messages.link import (
+    HeldView,
+    NodeConfirm,
+    Reconcile,
+    ReconcileAck,
+    SessionView,
+)
+from bus.timers import Timers
+from head.effects import LinkKey
+from head.failover import Failover
+from head.fleet import Fleet, Node
+from head.generations import Generations
+from head.outbox import Outbox
+from head.sessions import Placed, Session, Sessions
+
+#: Sessions of one page; what the message allows.
+PAGE_SESSIONS = 1024
+#: Pages that an answer may have: what was held and what was dropped, and some to spare.
+MAX_PAGES = 256
+#: A node that has not answered by then can not be relied on. Far more than a slow disk takes.
+ANSWER_LIMIT_S = 120.0
+
+
+@dataclass(slots=True)
+class _Talk:
+    """What was said on one link so far."""
+
+    node: NodeIdentity
+    #: The epoch and generation that each session had when it was listed.
+    listed: dict[SessionId, tuple[Epoch, GenerationId | None]]
+    held: dict[SessionId, HeldView] = field(default_factory=dict)
+    pages: int = 0
+    timer: int | None = None
+
+
+class Reconciler:
+    """Owned by the core's runs. Invariant: one open talk per link at most."""
+
+    def __init__(
+        self,
+        *,
+        outbox: Outbox,
+        fleet: Fleet,
+        sessions: Sessions,
+        generations: Generations,
+        failover: Failover,
+        timers: Timers,
+    ) -> None:
+        self._outbox = outbox
+        self._fleet = fleet
+        self._sessions = sessions
+        self._generations = generations
+        self._failover = failover
+        self._timers = timers
+        self._talks: dict[LinkKey, _Talk] = {}
+
+    # --- the head's part ----------------------------------------------------------------------
+
+    def link_up(self, link: LinkKey, node: Node, confirm: NodeConfirm, now: float) -> None:
+        """List the node's sessions to it; those that it can not have any more move."""
+        held = {(ref.session, ref.epoch) for ref in confirm.held}
+        kept: list[SessionView] = []
+        gone: list[Session] = []
+        talk = _Talk(node.identity, {})
+        for session, placed in self._sessions.on(node.identity):
+            if _may_be_there(placed, confirm, held):
+                self._generations.rejoin(session, placed, node, now)
+                kept.append(placed.protocol.view())
+                talk.listed[session.id] = (placed.protocol.epoch, placed.protocol.generation)
+            else:
+                gone.append(session)
+        self._talks[link] = talk
+        self._send_pages(link, kept)
+        talk.timer = self._timers.at(now + ANSWER_LIMIT_S, lambda at: self._overdue(link))
+        for session in gone:
+            self._failover.give_up(session, f"node {node.identity} was started again", now)
+
+    def _send_pages(self, link: LinkKey, views: list[SessionView]) -> None:
+        firsts = range(0, max(len(views), 1), PAGE_SESSIONS)
+        for page, first in enumerate(firsts):
+            last = first + PAGE_SESSIONS
+            self._outbox.send(
+                link,
+                Reconcile(page=page, more=last < len(views), sessions=tuple(views[first:last])),
+            )
+
+    def link_down(self, link: LinkKey) -> None:
+        """Nothing more is heard of what was asked there."""
+        talk = self._talks.pop(link, None)
+        if talk is not None:
+            self._timers.cancel(talk.timer)
+
+    def _overdue(self, link: LinkKey) -> None:
+        if link in self._talks:
+            self._outbox.close_link(link, "it did not say which sessions it holds")
+
+    # --- the node's part ----------------------------------------------------------------------
+
+    def answered(self, link: LinkKey, message: ReconcileAck, now: float) -> None:
+        """A page of what the node holds; the last one settles every listed session."""
+        talk = self._talks.get(link)
+        if talk is None or message.page != talk.pages or talk.pages >= MAX_PAGES:
+            self._outbox.close_link(link, "it answered what it was not asked about its sessions")
+            return
+        talk.pages += 1
+        for view in message.sessions:
+            listed = talk.listed.get(view.session)
+            if listed is not None and listed[0] == view.epoch:
+                talk.held[view.session] = view
+        if message.more:
+            return
+        self.link_down(link)
+        node = self._fleet.get(talk.node)
+        for name, (epoch, generation) in talk.listed.items():
+            found = self._sessions.at(link, name, epoch)
+            # What was started since is known to the node, or it says so itself.
+            if found is None or node is None or found[1].protocol.generation != generation:
+                continue
+            self._settle(*found, talk.held.get(name), node, now)
+
+    def _settle(
+        self, session: Session, placed: Placed, held: HeldView | None, node: Node, now: float
+    ) -> None:
+        protocol = placed.protocol
+        if held is None:
+            self._gone(session, placed, node, now)
+            return
+        if not protocol.is_generating:
+            protocol.node_has(held.tokens, held.digest)
+            return
+        if any(view.generation == protocol.generation for view in held.generations):
+            return
+        if not protocol.next_seq and _worker(node, session) == placed.worker:
+            protocol.node_has(held.tokens, held.digest)
+            self._generations.again(session, placed, now)
+        else:
+            self._gone(session, placed, node, now)
+
+    def _gone(self, session: Session, placed: Placed, node: Node, now: float) -> None:
+        """The node does not have it any more; with its worker it may have killed that."""
+        why = f"node {node.identity} does not hold it any more"
+        worker = _worker(node, session)
+        if placed.protocol.is_generating and worker is not None and worker != placed.worker:
+            self._failover.worker_died(node.identity, session.model, placed.worker, now, session)
+            why = f"the worker on {node.identity} died while its link was down"
+        self._failover.give_up(session, why, now)
+
+
+def _may_be_there(placed: Placed, confirm: NodeConfirm, held: set[tuple[SessionId, Epoch]]) -> bool:
+    """Whether a node that came back may still have a session."""
+    if placed.incarnation is not None:
+        return placed.incarnation == confirm.incarnation
+    # Its incarnation is not kept over a restart of the head, but the node says what it holds.
+    return (placed.protocol.session, placed.protocol.epoch) in held
+
+
+def _worker(node: Node, session: Session) -> int | None:
+    """The worker of the session's model there now; None when the node does not serve it."""
+    status = node.models.get(session.model)
+    return status.worker if status is not None else None

@@ -1,0 +1,48 @@
+"""Answers as the store gives them back at the head's start."""
+
+from __future__ import annotations
+
+import msgpack
+
+from bus.codec import from_map
+from bus.errors import error_from_dict
+from bus.ids import NodeIdentity, PackedIds, count_ids, unpack_ids
+from bus.messages.link import SamplingParams
+from head.answers import ENDED, PREPARING, Answer
+from head.book import AnswerBook
+from head.rows import FINISHED, StoredAnswer
+
+
+def answer_from(stored: StoredAnswer, book: AnswerBook, now: float) -> Answer:
+    """An answer as it was when the head ended.
+
+    Raises:
+        ValueError, TypeError, KeyError, Invalid: its row is damaged.
+    """
+    options = msgpack.unpackb(stored.options)
+    error = error_from_dict(msgpack.unpackb(stored.error)) if stored.error else None
+    finished = stored.state == FINISHED
+    return Answer(
+        id=stored.answer,
+        session=stored.session,
+        owner=stored.owner,
+        key=stored.key,
+        model=stored.model,
+        sampling=from_map(SamplingParams, options["sampling"]),
+        max_new=options["max_new"],
+        wall_ms=options["wall_ms"],
+        qos=options["qos"],
+        exact=options["exact"],
+        keep=stored.on_disconnect == "keep",
+        accepted_s=book.from_wall(stored.created_wall_s),
+        prompt=PackedIds(stored.prompt),
+        stored=True,
+        tokens=unpack_ids(stored.tokens),
+        stage=ENDED if finished else PREPARING,
+        finish=stored.finish,
+        error=error,
+        prompt_tokens=stored.prompt_tokens or count_ids(stored.prompt),
+        cached_tokens=stored.cached_tokens,
+        node=stored.node or NodeIdentity(""),
+        ended_s=book.from_wall(stored.finished_wall_s) if finished else 0.0,
+    )
