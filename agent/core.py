@@ -175,6 +175,18 @@ class AgentCore:
         self._note("worker_exited", found, is_problem=respawn_in_s is not None, **pairs)
         self._send_status(now)
 
+    def worker_hung(
+        self, model: ModelName, incarnation: WorkerIncarnation, reason: str, now: float
+    ) -> None:
+        """A worker is given up: its generations are lost. Its owner kills it, which ends it."""
+        found = self._models[model]
+        if incarnation != found.incarnation:
+            return
+        found.hung(reason)
+        self._session.worker_lost(model, incarnation, reason)
+        self._note("worker_hung", found, is_problem=True, worker=incarnation, reason=reason)
+        self._send_status(now)
+
     def worker_behind(self, generation: GenerationId, model: ModelName) -> None:
         """A submit could not be handed to the worker, which takes nothing at present."""
         self._session.decline(

@@ -1,4 +1,7 @@
-"""The node's worker processes, one slot of the pool per model; translates between pool and core."""
+"""The node's worker processes, one slot of the pool per model; translates between pool and core.
+
+Beside that it watches them: one that hangs is told to the core, killed, and started again.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,13 @@ from pathlib import Path
 
 from agent.config import WorkerSection
 from agent.core import AgentCore
+from agent.proc_state import read_process
+from agent.worker_watch import WorkerWatch
 from bus.errors import DecodeError, TooLarge
 from bus.ids import BootCounter, ModelName, WorkerIncarnation
 from bus.log import EventLog
 from bus.messages.worker import WORKER, Submit
+from bus.transport import clock
 from bus.transport.child import ChildSpec
 from bus.transport.loop import Loop
 from bus.transport.pool import ChildExited, ChildMessage, ChildStarted, PoolEvent, ProcessPool
@@ -40,6 +46,8 @@ class Workers:
         self._name = name
         self._slots: dict[ModelName, str] = {}
         self._models: dict[str, ModelName] = {}
+        self._watches: dict[ModelName, WorkerWatch] = {}
+        loop.add_timer_source(self.next_timeout, self.handle_timeout)
         self._pool = ProcessPool(loop, run_dir, lambda: WorkerIncarnation(incarnations.next()))
 
     def start(
@@ -58,6 +66,7 @@ class Workers:
         for number, (model, folder) in enumerate(models.items()):
             slot = f"{self._name}.{number}"
             self._slots[model], self._models[slot] = slot, model
+            self._watches[model] = WorkerWatch(section.watch_policy())
             arguments = {
                 "--model-folder": folder,
                 "--device": section.device,
@@ -75,8 +84,10 @@ class Workers:
             self._handle(event, self._models[event.slot], now)
 
     def _handle(self, event: PoolEvent, model: ModelName, now: float) -> None:
+        watch = self._watches[model]
         match event:
             case ChildStarted(incarnation=incarnation):
+                watch.started(now)
                 self._core.worker_started(model, incarnation, now)
             case ChildMessage(incarnation=incarnation, data=data):
                 try:
@@ -85,8 +96,10 @@ class Workers:
                     self._log.error("worker_unreadable", model=model, error=error)
                     self._pool.kill(event.slot)
                     return
+                watch.heard(message, now)
                 self._core.worker_message(model, incarnation, message, now)
             case ChildExited(incarnation=incarnation, returncode=code, respawn_in_s=again_in_s):
+                watch.ended()
                 self._core.worker_exited(model, incarnation, code, again_in_s, now)
 
     def send(self, model: ModelName, message: object) -> None:
@@ -96,8 +109,31 @@ class Workers:
         except TooLarge as error:
             self._log.warning("message_too_large", model=model, error=error)
             sent = False
-        if not sent and isinstance(message, Submit):
+        if sent:
+            self._watches[model].sent(message, clock.now())
+        elif isinstance(message, Submit):
             self._core.worker_behind(message.generation, model)
+
+    def next_timeout(self) -> float | None:
+        """When a worker is to be looked at (seconds), or None."""
+        times = (watch.next_timeout() for watch in self._watches.values())
+        return min((at for at in times if at is not None), default=None)
+
+    def handle_timeout(self, now: float) -> None:
+        """Look at the workers for which work waits, and end those that hang."""
+        self.handle_events(now)  # What they have said counts first.
+        for model, watch in self._watches.items():
+            at = watch.next_timeout()
+            if at is not None and at <= now:
+                self._look(model, watch, now)
+
+    def _look(self, model: ModelName, watch: WorkerWatch, now: float) -> None:
+        slot = self._slots[model]
+        pid, incarnation = self._pool.pid(slot), self._pool.incarnation(slot)
+        why = watch.look(None if pid is None else read_process(pid), now)
+        if why is not None and incarnation is not None:
+            self._core.worker_hung(model, incarnation, why, now)
+            self._pool.kill(slot)
 
     def mark_ready(self, model: ModelName) -> None:
         """The model's worker works."""

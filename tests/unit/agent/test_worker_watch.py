@@ -6,7 +6,7 @@ import pytest
 
 from agent.proc_state import ProcessState
 from agent.worker_watch import WatchPolicy, WorkerWatch
-from bus.ids import GenerationId, PackedIds
+from bus.ids import GenerationId, NumericsId, PackedIds, WorkerIncarnation
 from bus.messages.link import Finish, SamplingParams, Usage
 from bus.messages.worker import (
     Accepted,
@@ -21,9 +21,18 @@ from bus.messages.worker import (
     Submit,
     WorkerStats,
 )
-from tests.unit.agent.test_core import ready
 
 DEFAULT = WatchPolicy()
+READY = Ready(
+    worker=WorkerIncarnation(1),
+    window_tokens=2048,
+    lanes=8,
+    kv_total_tokens=16_384,
+    numerics=NumericsId("num"),
+    tokenizer_digest=99,
+    device="cpu",
+    load_s=0.5,
+)
 G1, G2 = GenerationId(1), GenerationId(2)
 
 
@@ -40,7 +49,7 @@ class Process:
         self.watch.started(self.now)
 
     def serve(self) -> Process:
-        self.hear(ready())
+        self.hear(READY)
         return self
 
     def send(self, message: object) -> None:
@@ -344,6 +353,5 @@ def test_a_process_that_ended_is_not_judged(serving: Process) -> None:
 def test_ready_is_what_ends_loading_not_any_message() -> None:
     loading = Process()
     loading.hear(Pong(nonce=1, stats=WorkerStats()))
-    assert isinstance(ready(), Ready)
     assert loading.pass_time(1700) is None
     assert loading.pass_time(200) is not None
