@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from agent.config import DEFAULT_HEAD, AgentConfig
 from agent.core import AgentCore
+from agent.head_pin import PIN_FILE, HeadPin
 from agent.node_folder import NodeFolder
 from bus.acceptor import Acceptor
 from bus.endpoint import Endpoint
 from bus.errors import StartError
 from bus.ids import NodeIdentity
-from bus.keys import INSECURE_TOKEN, FleetToken, load_token
+from bus.keys import INSECURE_TOKEN, FleetToken
 from bus.link import LinkDown, LinkEvent, LinkIdentity, LinkLimits, LinkUp, PeerInfo, PeerRefused
+from bus.log import EventLog
 from bus.state import StateFolder, write_atomically
+from bus.token_files import TOKEN_FILE, FleetTokens, TokenWatch
 from bus.transport.dealer import DealerLink
 from bus.transport.loop import Loop
 from bus.transport.router import RouterLinks
 
-TOKEN_FILE = "fleet.token"
 #: How often a node without a connection looks where its head is now.
 LOOK_S = 1.0
 #: Several addresses are tried in turn, each for so long.
@@ -58,21 +60,31 @@ class HeadLink(Protocol):
         """Say goodbye and close."""
 
 
-def fleet_tokens(config: AgentConfig, state: StateFolder) -> tuple[FleetToken, ...]:
-    """The token to link with.
+#: Told of each head that linked.
+Linked = Callable[[PeerInfo], None]
+
+
+def fleet_tokens(config: AgentConfig, state: StateFolder) -> Sequence[FleetToken]:
+    """The tokens to link with, the current one first.
 
     Raises:
         TokenRefused: there is none, or it is damaged or open to others.
     """
     if config.node.insecure_no_auth:
         return (INSECURE_TOKEN,)
-    return (load_token(token_file(config, state)),)
+    return FleetTokens(token_file(config, state))
 
 
 def token_file(config: AgentConfig, state: StateFolder) -> Path:
     """Where the fleet token is to be."""
     named = config.node.token_file
     return Path(named) if named else state.keys / TOKEN_FILE
+
+
+def fleet_name(config: AgentConfig, state: StateFolder, tokens: Sequence[FleetToken]) -> str:
+    """Tells fleets apart on one machine: by the head's key, or by where the head is."""
+    section = config.node
+    return tokens[0].head_fingerprint or ",".join(section.join) or section.listen or str(state.path)
 
 
 def open_head_link(
@@ -83,7 +95,7 @@ def open_head_link(
     state: StateFolder,
     folder: NodeFolder,
     identity: NodeIdentity,
-    tokens: tuple[FleetToken, ...],
+    tokens: Sequence[FleetToken],
 ) -> HeadLink:
     """Open the link that the configuration asks for, watched by the loop.
 
@@ -101,6 +113,8 @@ def open_head_link(
         peer_label="the head",
     )
     limits = LinkLimits(silence_s=config.node.silence_s)
+    pin = HeadPin(folder.path / PIN_FILE)
+    _watch_tokens(loop, tokens)
 
     def heartbeat() -> Any:
         return core.heartbeat(loop.take_max_lag_ms())
@@ -108,17 +122,34 @@ def open_head_link(
     if config.node.listen:
         seen = SeenHeads(folder.path / "heads.json")
         acceptor = Acceptor(
-            ours, entropy=os.urandom, limits=limits, last_seen=seen.get, heartbeat=heartbeat
+            ours,
+            entropy=os.urandom,
+            limits=limits,
+            last_seen=seen.get,
+            admit=pin.check,
+            heartbeat=heartbeat,
         )
-        return ListenLink(loop, config.node.listen, acceptor, seen)
+        return ListenLink(loop, config.node.listen, acceptor, [seen.note, pin.note])
 
     def make_endpoint() -> Endpoint:
         return Endpoint(
-            ours, initiator=True, entropy=os.urandom, limits=limits, heartbeat=heartbeat
+            ours,
+            initiator=True,
+            entropy=os.urandom,
+            limits=limits,
+            admit=pin.check,
+            heartbeat=heartbeat,
         )
 
     configured = config.node.join
-    return JoinLink(loop, lambda: configured or (head_of(state),), make_endpoint)
+    return JoinLink(loop, lambda: configured or (head_of(state),), make_endpoint, pin.note)
+
+
+def _watch_tokens(loop: Loop, tokens: Sequence[FleetToken]) -> None:
+    """Take a new token while running; a link that stands is the head's to end."""
+    if isinstance(tokens, FleetTokens):
+        watch = TokenWatch(tokens, EventLog("agent.head_link"))
+        loop.add_timer_source(watch.next_timeout, watch.handle_timeout)
 
 
 def head_of(state: StateFolder) -> str:
@@ -137,6 +168,7 @@ class JoinLink:
     Args:
         addresses: gives where the head may be now; never empty.
         make_endpoint: gives an initiator.
+        linked: told of each head that linked.
     """
 
     def __init__(
@@ -144,8 +176,10 @@ class JoinLink:
         loop: Loop,
         addresses: Callable[[], tuple[str, ...]],
         make_endpoint: Callable[[], Endpoint],
+        linked: Linked = lambda _: None,
     ) -> None:
         self._loop = loop
+        self._linked = linked
         self._addresses = addresses
         self._make_endpoint = make_endpoint
         self._events: list[LinkEvent] = []
@@ -165,6 +199,9 @@ class JoinLink:
 
     def events(self) -> list[LinkEvent]:
         events, self._events = self._events + self._link.events(), []
+        for event in events:
+            if isinstance(event, LinkUp):
+                self._linked(event.peer)
         return events
 
     def send(self, message: Any) -> bool:
@@ -211,10 +248,16 @@ class JoinLink:
 
 
 class ListenLink:
-    """Waits for one head to call; the acceptor refuses others while it has a link."""
+    """Waits for one head to call; the acceptor refuses others while it has a link.
 
-    def __init__(self, loop: Loop, address: str, acceptor: Acceptor, seen: SeenHeads) -> None:
-        self._seen = seen
+    Args:
+        linked: each is told of each head that linked.
+    """
+
+    def __init__(
+        self, loop: Loop, address: str, acceptor: Acceptor, linked: Sequence[Linked]
+    ) -> None:
+        self._linked = linked
         self._acceptor = acceptor
         self._links = RouterLinks(
             address, acceptor, purpose="heads", setting="node.listen in agent.toml"
@@ -236,7 +279,8 @@ class ListenLink:
         for address, event in self._links.events():
             if isinstance(event, LinkUp):
                 self._head = address
-                self._seen.note(event.peer)
+                for tell in self._linked:
+                    tell(event.peer)
             elif isinstance(event, LinkDown):
                 if address != self._head:
                     continue

@@ -12,7 +12,7 @@ from typing import NoReturn
 from agent.actions import Note, SendToWorker, WorkerIsReady
 from agent.config import AgentConfig, default_identity, share_threads
 from agent.core import SOFTWARE, AgentCore
-from agent.head_link import HeadLink, fleet_tokens, open_head_link
+from agent.head_link import HeadLink, fleet_name, fleet_tokens, open_head_link
 from agent.load import HostLoad, usable_cores
 from agent.node_folder import NodeFolder
 from agent.status_file import StatusFile
@@ -21,7 +21,7 @@ from bus.agent_records import SendToHead
 from bus.ids import ModelName, NodeIdentity
 from bus.link import LinkDown, LinkEvent, LinkUp, MessageReceived, PeerRefused
 from bus.log import EventLog
-from bus.state import StateFolder
+from bus.state import StateFolder, host_folder
 from bus.transport import clock
 from bus.transport.loop import Loop
 
@@ -66,7 +66,8 @@ class Node:
         folder_path = self._state.nodes / self._name
         with NodeFolder(folder_path) as folder, Loop() as loop:
             identity = NodeIdentity(self._config.node.identity or default_identity(folder_path))
-            folder.hold_identity(identity, self._state.run)
+            fleet = fleet_name(self._config, self._state, tokens)
+            folder.hold_identity(identity, fleet, host_folder())
             core = AgentCore(identity, folder.boot, self._models, self._config.policy())
             workers = Workers(
                 loop,

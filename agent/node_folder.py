@@ -45,15 +45,19 @@ class NodeFolder(Closing):
         """This start's number."""
         return self.incarnations.boot
 
-    def hold_identity(self, identity: NodeIdentity, run_dir: Path) -> None:
-        """See that no other agent of this state folder goes by the same identity.
+    def hold_identity(self, identity: NodeIdentity, fleet: str, locks: Path) -> None:
+        """See that no other agent of this machine goes by the same identity in the same fleet.
+
+        Args:
+            fleet: tells the fleet from others.
+            locks: a folder that all agents here share.
 
         Raises:
             StartError: one does.
         """
-        digest = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
-        lock = private_folder(run_dir) / f"identity-{digest}.lock"
-        self._locks.append(_hold(lock, f"the identity {identity}"))
+        digest = hashlib.blake2b(f"{fleet}\0{identity}".encode(), digest_size=8).hexdigest()
+        lock = private_folder(locks) / f"identity-{digest}.lock"
+        self._locks.append(_hold(lock, f"the identity {identity} on this machine"))
 
     def close(self) -> None:
         """Let go. May be called again."""

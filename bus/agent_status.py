@@ -22,7 +22,7 @@ STATUS_FILE = "status.json"
 PERMANENT_REFUSALS: Mapping[str, type[SuperfluidError]] = {
     "token_refused": TokenRefused,
     "peer_key_differs": TokenRefused,
-    "not_enrolled": TokenRefused,
+    "revoked": TokenRefused,
     "identity_in_use": StartError,
     "no_common_version": StartError,
     "wrong_role": StartError,

@@ -199,6 +199,19 @@ class StateFolder:
         (self.run / HEAD_FILE).unlink(missing_ok=True)
 
 
+def host_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """The folder for locks that this user's processes share on a machine, whatever their state.
+
+    Raises:
+        StartError: it is another user's, open to others, or can not be made.
+    """
+    user = os.geteuid()
+    # A service has no XDG_RUNTIME_DIR where a login has one; both find the usual folder.
+    named = environment.get("XDG_RUNTIME_DIR") or f"/run/user/{user}"
+    base = named if os.access(named, os.W_OK | os.X_OK) else "/tmp"
+    return private_folder(Path(base) / f"superfluid-{user}")
+
+
 def write_atomically(file: Path, text: str) -> None:
     """Write a file (0600) that a reader sees either as it was or as it will be."""
     descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")

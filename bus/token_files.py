@@ -118,7 +118,9 @@ class TokenWatch:
         changed: called after a change, to end links whose token is no longer valid.
     """
 
-    def __init__(self, tokens: FleetTokens, log: EventLog, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, tokens: FleetTokens, log: EventLog, changed: Callable[[], None] = lambda: None
+    ) -> None:
         self._tokens = tokens
         self._log = log
         self._changed = changed

@@ -32,13 +32,15 @@ def test_a_second_holder_is_told_the_first_ones_process_id(tmp_path: Path) -> No
     NodeFolder(tmp_path / "n").close()
 
 
-def test_two_agents_of_one_state_folder_can_not_share_an_identity(tmp_path: Path) -> None:
+def test_two_agents_of_one_fleet_on_a_machine_can_not_share_an_identity(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with NodeFolder(tmp_path / "a") as one, NodeFolder(tmp_path / "b") as two:
-        one.hold_identity(NodeIdentity("gpu-1"), run)
-        two.hold_identity(NodeIdentity("gpu-2"), run)
-        with pytest.raises(StartError, match="has the identity gpu-1;"):
-            two.hold_identity(NodeIdentity("gpu-1"), run)
+        one.hold_identity(NodeIdentity("gpu-1"), "fleet", run)
+        two.hold_identity(NodeIdentity("gpu-2"), "fleet", run)
+        two.hold_identity(NodeIdentity("gpu-1"), "another fleet", run)
+        with pytest.raises(StartError) as caught:
+            two.hold_identity(NodeIdentity("gpu-1"), "fleet", run)
+        assert f"process id {os.getpid()} has the identity gpu-1 on this" in caught.value.message
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", "-x", "x" * 33, "a/b"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bus.errors import StartError
-from bus.state import MAX_RUN_PATH_BYTES, StateFolder, write_atomically
+from bus.state import MAX_RUN_PATH_BYTES, StateFolder, host_folder, write_atomically
 
 
 def test_option_beats_environment_beats_default(tmp_path: Path) -> None:
@@ -188,3 +188,12 @@ def test_a_stand_in_is_removed_with_what_is_in_it(short: Path) -> None:
 def test_where_no_folder_can_be_is_one_sentence(path: str) -> None:
     with pytest.raises(StartError, match=r"can not make .*; choose another state folder"):
         StateFolder.resolve(path)
+
+
+def test_the_machines_folder_is_one_for_all_state_folders(short: Path) -> None:
+    found = host_folder({"XDG_RUNTIME_DIR": str(short)})
+    assert found == short / f"superfluid-{os.geteuid()}"
+    assert stat.S_IMODE(found.stat().st_mode) == 0o700
+    found.chmod(0o755)
+    with pytest.raises(StartError, match="chmod 700"):
+        host_folder({"XDG_RUNTIME_DIR": str(short)})
