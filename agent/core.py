@@ -113,18 +113,26 @@ class AgentCore:
 
     # --- the link -----------------------------------------------------------------------------
 
-    def link_up(self, now: float) -> None:
-        """A head confirmed the link; it knows what `confirm` said a moment ago."""
+    def link_up(self, head: link.HeadConfirm, now: float) -> None:
+        """A head confirmed the link; it knows what `confirm` said a moment ago.
+
+        Another head than the last one finds nothing of that one's sessions.
+        """
+        self._forget_unsent()
         self._link_is_up = True
-        self._session.link_up(now)
+        self._session.link_up(head.identity, now)
         self._send_status(now)
 
     def link_down(self, now: float) -> None:
-        """The link is gone; every session of it ends."""
+        """The link is gone; sessions and generations go on without it, by their leases."""
         self._session.link_down(now)
-        self._take_session_actions()
         self._link_is_up = False
         self._status_at = None
+        self._forget_unsent()
+
+    def _forget_unsent(self) -> None:
+        """What was for a link that is gone must not go out over the next one."""
+        self._actions = [a for a in self._actions if not isinstance(a, SendToHead)]
 
     def link_message(self, message: object, now: float) -> None:
         """A message of the head. Heartbeats and such are the link's own and need nothing here."""
@@ -302,5 +310,5 @@ class AgentCore:
         for model in self._models.values():
             if (model.ready is not None) != (model.phase == "ready"):
                 raise ValueError(f"{model.name} is {model.phase} and has a wrong Ready")
-        if not self._link_is_up and (self._session.held() or self._status_at is not None):
-            raise ValueError("sessions or a status wait without a link")
+        if not self._link_is_up and self._status_at is not None:
+            raise ValueError("a status waits without a link")

@@ -21,6 +21,7 @@ from bus.agent_records import SendToHead
 from bus.ids import ModelName, NodeIdentity
 from bus.link import LinkDown, LinkEvent, LinkUp, MessageReceived, PeerRefused
 from bus.log import EventLog
+from bus.messages.link import HeadConfirm
 from bus.state import StateFolder, host_folder
 from bus.transport import clock
 from bus.transport.loop import Loop
@@ -202,9 +203,9 @@ class _Turns:
             self._changed = True
             self._status.note_link(event, self._link.label, self._link.address)
         match event:
-            case LinkUp(peer=peer):
+            case LinkUp(peer=peer, confirm=HeadConfirm() as confirm):
                 self._log.info("link_up", head=peer.name, head_key=peer.fingerprint)
-                self._core.link_up(now)
+                self._core.link_up(confirm, now)
             case MessageReceived(message=message):
                 self._core.link_message(message, now)
             case LinkDown(code=code, reason=reason):

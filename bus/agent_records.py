@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from bus.context import TokenContext
 from bus.event_window import EventWindow
-from bus.ids import CommandId, Epoch, GenerationId, ModelName, PackedIds, SessionId
+from bus.ids import (
+    CommandId,
+    Epoch,
+    GenerationId,
+    ModelName,
+    PackedIds,
+    SessionId,
+    WorkerIncarnation,
+)
 from bus.messages import link, worker
 
 #: How many of a session's last commands are known again when they are repeated. Commands of a
@@ -40,6 +49,39 @@ class ToWorker:
 Action = SendToHead | SubmitToWorker | ToWorker
 
 
+class ActionQueue:
+    """What is to be done, in order. While it is silent, nothing for the head goes in."""
+
+    __slots__ = ("_actions", "_is_silent")
+
+    def __init__(self) -> None:
+        self._actions: list[Action] = []
+        self._is_silent = True
+
+    def do(self, action: Action) -> None:
+        """Add an action, whoever it is for."""
+        self._actions.append(action)
+
+    def send(self, message: object) -> None:
+        """Add a message for the head, unless it is not to hear of sessions now."""
+        if not self._is_silent:
+            self._actions.append(SendToHead(message=message))
+
+    def open(self) -> None:
+        """The head may hear of sessions."""
+        self._is_silent = False
+
+    def silence(self) -> None:
+        """The head is to hear nothing, also of what waits here."""
+        self._is_silent = True
+        self._actions = [a for a in self._actions if not isinstance(a, SendToHead)]
+
+    def take(self) -> list[Action]:
+        """What was added since the last call."""
+        taken, self._actions = self._actions, []
+        return taken
+
+
 @dataclass(slots=True, kw_only=True)
 class Held:
     """A session as the node holds it."""
@@ -53,16 +95,32 @@ class Held:
     fenced: bool = False
     #: An append did not match: no generation starts before one did.
     incomplete: bool = False
-    #: The generation that runs; None when none does (one that finished is still retained).
-    generation: GenerationId | None = None
-    #: The last applied commands, oldest first.
-    commands: dict[CommandId, None] = field(default_factory=dict)
+    #: The last applied commands, oldest first; of a Generate, with what it started.
+    commands: dict[CommandId, GenerationId | None] = field(default_factory=dict)
 
-    def applied(self, command: CommandId) -> None:
+    @property
+    def ref(self) -> link.LeaseRef:
+        """Its name and epoch, as messages carry them."""
+        return link.LeaseRef(session=self.session, epoch=self.epoch)
+
+    def is_listed(self, listed: Mapping[SessionId, link.SessionView]) -> bool:
+        """Whether the head means this session, under this epoch, and it is not fenced."""
+        view = listed.get(self.session)
+        return view is not None and view.epoch == self.epoch and not self.fenced
+
+    def applied(self, command: CommandId, started: GenerationId | None = None) -> None:
         """Remember a command, so that its repeat changes nothing."""
-        self.commands[command] = None
+        self.commands[command] = started
         while len(self.commands) > REPEATS_KNOWN:
             del self.commands[next(iter(self.commands))]
+
+    def forget_generates(self, *, but: Collection[GenerationId]) -> None:
+        """Take the repeat of a Generate for a new one, but for those that go on."""
+        self.commands = {
+            command: started
+            for command, started in self.commands.items()
+            if started is None or started in but
+        }
 
     def extend(self, message: link.AppendContent) -> bool:
         """Extend the context when it is what the head takes it for; False when it is not.
@@ -94,6 +152,10 @@ class Generation:
     window: EventWindow = field(default_factory=EventWindow)
     #: Whether the worker said that it has it.
     accepted: bool = False
+    #: Whether the worker was asked to end it.
+    cancelled: bool = False
+    #: What its window counts for in the node's sum.
+    counted_bytes: int = 0
 
     @property
     def generation(self) -> GenerationId:
@@ -124,6 +186,11 @@ class Generation:
             finish=finish,
         )
 
+    def retained_run(self) -> link.TokenRun | None:
+        """What the head may not have, as one run; None when it acknowledged all there is."""
+        first_seq, ids, finish = self.window.retained()
+        return self.token_run(first_seq, ids, finish) if ids or finish is not None else None
+
     def submit(self, held: Held) -> worker.Submit:
         """The request with the session's context, as the worker takes it."""
         return worker.Submit(
@@ -148,6 +215,17 @@ def need_full(command: CommandId, held: Held) -> link.NeedFull:
         epoch=held.epoch,
         length=len(held.context),
         digest=held.context.digest(),
+    )
+
+
+def lost(request: link.GenerateReq, incarnation: WorkerIncarnation, reason: str) -> link.Lost:
+    """The notice that a generation ended without a finish."""
+    return link.Lost(
+        session=request.session,
+        epoch=request.epoch,
+        generation=request.generation,
+        worker=incarnation,
+        reason=reason,
     )
 
 

@@ -14,9 +14,11 @@ from bus.messages.link import Finish
 #: What one generation may have unacknowledged.
 WINDOW_EVENTS = 1024
 WINDOW_BYTES = 256 * 1024
-#: Pause at three quarters of a limit, resume below half of both.
-_PAUSE_AT = 0.75
-_RESUME_BELOW = 0.5
+#: Pause at three quarters of a limit, resume below half of it.
+PAUSE_AT = 0.75
+RESUME_BELOW = 0.5
+#: What a finish counts for beside its message: numbers and names of bounded length.
+FINISH_BYTES = 128
 
 
 class EventWindow:
@@ -73,17 +75,24 @@ class EventWindow:
         finish = None if self.is_acknowledged else self.finish
         return self.committed, PackedIds(bytes(self._ids)), finish
 
+    @property
+    def retained_bytes(self) -> int:
+        """What it keeps, in memory; 0 once everything is acknowledged."""
+        if self.finish is None or self.is_acknowledged:
+            return len(self._ids)
+        return len(self._ids) + FINISH_BYTES + len(self.finish.message.encode())
+
     def _fill(self) -> float:
         events = self.next_seq - self.committed
-        return max(events / WINDOW_EVENTS, len(self._ids) / WINDOW_BYTES)
+        return max(events / WINDOW_EVENTS, self.retained_bytes / WINDOW_BYTES)
 
     def wants_pause(self) -> bool:
         """Whether the worker should be paused now; true once per filling."""
-        return not self.paused and self.finish is None and self._fill() >= _PAUSE_AT
+        return not self.paused and self.finish is None and self._fill() >= PAUSE_AT
 
     def wants_resume(self) -> bool:
         """Whether a paused worker should go on now."""
-        return self.paused and self.finish is None and self._fill() < _RESUME_BELOW
+        return self.paused and self.finish is None and self._fill() < RESUME_BELOW
 
     def validate_state(self) -> None:
         """Check the invariants; for tests.

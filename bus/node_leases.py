@@ -30,16 +30,18 @@ class _Lease:
 
 
 class NodeLeases:
-    """All leases of one link. Owned by `AgentSession`.
+    """All leases of a node. They run on by the clock while no link is up. Owned by `AgentSession`.
 
     Invariant: one lease per session at most; a session without one is fenced or gone.
     """
 
-    __slots__ = ("_asked_at", "_due", "_due_known", "_leases")
+    __slots__ = ("_asked_at", "_due", "_due_known", "_is_heard", "_leases")
 
     def __init__(self) -> None:
         self._leases: dict[SessionId, _Lease] = {}
         self._asked_at = float("-inf")
+        # Whether a head is there that may be asked.
+        self._is_heard = False
         # The next time anything is due, kept between changes: the loop asks at every turn.
         self._due: float | None = None
         self._due_known = True
@@ -57,10 +59,15 @@ class NodeLeases:
         self._leases.pop(session, None)
         self._due_known = False
 
-    def clear(self) -> None:
-        """End every lease."""
-        self._leases.clear()
+    def link_lost(self) -> None:
+        """There is no head to ask any more."""
+        self._is_heard = False
         self._due_known = False
+
+    def link_found(self, now: float) -> list[LeaseRenew]:
+        """A head may be asked again; asks it for every lease at once."""
+        self._is_heard = True
+        return self._ask(now)
 
     def grant(self, message: LeaseGrant, now: float) -> None:
         """Stretch the leases that the head renewed; none gets shorter by an old grant.
@@ -85,9 +92,13 @@ class NodeLeases:
 
     def renew(self, now: float) -> list[LeaseRenew]:
         """What to ask the head for now: nothing, or every lease there is."""
-        asked_lately = now < self._asked_at + RENEW_AGAIN_S
-        if asked_lately or not any(lease.renew_from <= now for lease in self._leases.values()):
+        if not self._is_heard or now < self._asked_at + RENEW_AGAIN_S:
             return []
+        if not any(lease.renew_from <= now for lease in self._leases.values()):
+            return []
+        return self._ask(now)
+
+    def _ask(self, now: float) -> list[LeaseRenew]:
         self._asked_at = now
         self._due_known = False
         refs = tuple(LeaseRef(session=s, epoch=lease.epoch) for s, lease in self._leases.items())
@@ -106,6 +117,9 @@ class NodeLeases:
     def _next_due(self) -> float | None:
         if not self._leases:
             return None
+        ends_at = min(lease.until for lease in self._leases.values())
+        if not self._is_heard:
+            return ends_at
         renew_at = min(lease.renew_from for lease in self._leases.values())
         renew_at = max(renew_at, self._asked_at + RENEW_AGAIN_S)
-        return min(renew_at, min(lease.until for lease in self._leases.values()))
+        return min(renew_at, ends_at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bus.agent_generations import RETAINED_BYTES
 from bus.agent_records import SendToHead, ToWorker
 from bus.agent_session import AgentSession
 from bus.context import context_digest
@@ -27,14 +28,24 @@ PROMPT = pack_ids([5, 6, 7])
 
 LEASE_MS = 20_000
 
+HEAD = "head-1"
+
 
 class Node:
     """An AgentSession whose invariants are checked after every event."""
 
-    def __init__(self) -> None:
-        self.session = AgentSession()
-        self.session.link_up(0.0)
+    def __init__(self, *, retained_limit: int = RETAINED_BYTES) -> None:
+        self.session = AgentSession(retained_limit=retained_limit)
         self.command = 0
+        assert self.link_to_head() == [link.ReconcileAck(page=0, more=False)]
+
+    def link_to_head(
+        self, *views: link.SessionView, now: float = 0.0, head: str = HEAD
+    ) -> list[object]:
+        """A link to the head, which lists these sessions; everything said until then."""
+        self.session.link_up(head, now)
+        assert [a for a in self.taken() if not isinstance(a, ToWorker)] == []
+        return self.give(link.Reconcile(page=0, more=False, sessions=views), now)
 
     def next_command(self) -> CommandId:
         self.command += 1
@@ -125,6 +136,45 @@ def run(
         first_seq=first_seq,
         ids=pack_ids(ids),
         finish=None if finish is None else link.Finish(reason=finish),
+    )
+
+
+def view(
+    *generations: link.GenerationView,
+    ids: bytes = PROMPT,
+    epoch: int = 1,
+    session: SessionId = S,
+) -> link.SessionView:
+    """A session as the head lists it."""
+    return link.SessionView(
+        session=session,
+        epoch=Epoch(epoch),
+        tokens=len(ids) // 4,
+        digest=context_digest(ids),
+        generations=generations,
+    )
+
+
+def known(committed: int, *, generation: int = 100, finished: bool = False) -> link.GenerationView:
+    """A generation as the head knows it."""
+    return link.GenerationView(
+        generation=GenerationId(generation), committed=committed, finished=finished
+    )
+
+
+def held(
+    *resend: tuple[int, int], ids: bytes = PROMPT, epoch: int = 1, session: SessionId = S
+) -> link.HeldView:
+    """A session as the node answers it; `resend` is of generation and first event."""
+    return link.HeldView(
+        session=session,
+        epoch=Epoch(epoch),
+        tokens=len(ids) // 4,
+        digest=context_digest(ids),
+        generations=tuple(
+            link.ResendView(generation=GenerationId(generation), first_seq=first_seq)
+            for generation, first_seq in resend
+        ),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from agent.actions import Note, SendToWorker, WorkerIsReady
 from agent.core import AgentCore
 from agent.served_model import describe_exit
 from bus.agent_records import SendToHead
-from bus.context import EMPTY_DIGEST
+from bus.context import EMPTY_DIGEST, context_digest
 from bus.ids import (
     CommandId,
     Epoch,
@@ -27,6 +28,7 @@ from bus.messages import link, worker
 TOY, OTHER = ModelName("toy"), ModelName("other")
 W1, W2 = WorkerIncarnation(1 << 32 | 1), WorkerIncarnation(1 << 32 | 2)
 PROMPT = pack_ids([1, 2, 3])
+HEAD = link.HeadConfirm(identity="head-1", boot=1, software="superfluid")
 
 
 class Node:
@@ -40,6 +42,12 @@ class Node:
         actions = self.core.actions()
         self.core.validate_state()
         return [a.message if isinstance(a, SendToHead) else a for a in actions]
+
+    def link_up(self, *sessions: link.SessionView, now: float = 0.0) -> list[object]:
+        """A link to the head, which lists these sessions."""
+        self.core.link_up(HEAD, now)
+        self.core.link_message(link.Reconcile(page=0, more=False, sessions=sessions), now)
+        return self.taken()
 
     def start(self, incarnation: WorkerIncarnation = W1, now: float = 0.0) -> list[object]:
         self.core.worker_started(TOY, incarnation, now)
@@ -104,7 +112,7 @@ def node() -> Node:
 
 @pytest.fixture
 def serving(node: Node) -> Node:
-    node.core.link_up(0.0)
+    node.link_up()
     node.start()
     node.say(ready())
     return node
@@ -117,7 +125,7 @@ def test_it_confirms_its_models_before_any_worker_is_ready(node: Node) -> None:
 
 
 def test_a_ready_worker_is_told_at_once_and_pinged_every_5_s(node: Node) -> None:
-    node.core.link_up(0.0)
+    node.core.link_up(HEAD, 0.0)
     node.taken()
     _, status = node.start()
     assert isinstance(status, link.NodeStatus)
@@ -146,7 +154,7 @@ def test_a_ready_worker_is_told_at_once_and_pinged_every_5_s(node: Node) -> None
 
 def test_the_status_goes_every_2_s_while_a_link_is_up(node: Node) -> None:
     assert node.core.next_timeout() is None
-    node.core.link_up(10.0)
+    node.core.link_up(HEAD, 10.0)
     assert isinstance(node.taken()[0], link.NodeStatus)
     assert node.core.next_timeout() == 12.0
     node.core.handle_timeout(11.9)
@@ -272,14 +280,78 @@ def test_a_former_incarnation_is_not_heard(serving: Node) -> None:
     assert serving.core.confirm().models[0].phase == "loading"
 
 
-def test_a_link_that_goes_down_stops_what_ran_and_says_nothing_more(serving: Node) -> None:
+def listed(committed: int) -> link.SessionView:
+    """The session of `request` with its generation, as the head lists it."""
+    return link.SessionView(
+        session=SessionId("s"),
+        epoch=Epoch(1),
+        tokens=3,
+        digest=context_digest(PROMPT),
+        generations=(link.GenerationView(generation=GenerationId(1), committed=committed),),
+    )
+
+
+def test_a_generation_runs_on_without_a_link_and_goes_on_over_the_next(serving: Node) -> None:
     serving.request()
     serving.core.link_down(5.0)
-    assert serving.taken() == [
-        SendToWorker(model=TOY, message=worker.Cancel(generation=GenerationId(1)))
-    ]
+    assert serving.taken() == []
+    assert serving.core.is_busy
+    assert serving.core.confirm().held == (link.LeaseRef(session=SessionId("s"), epoch=Epoch(1)),)
+    assert serving.say(output(0, [41, 42], worker.WorkerStats())) == []
+    status, ack, events, _ = serving.link_up(listed(1), now=6.0)
+    assert isinstance(status, link.NodeStatus)
+    assert isinstance(ack, link.ReconcileAck)
+    assert ack.sessions[0].generations == (
+        link.ResendView(generation=GenerationId(1), first_seq=1),
+    )
+    assert isinstance(events, link.TokenEvents)
+    assert (events.runs[0].first_seq, events.runs[0].ids) == (1, pack_ids([42]))
+
+
+def test_what_waited_for_a_link_that_is_gone_never_goes_out(serving: Node) -> None:
+    """Also when the next link is up before the adapter took the actions."""
+    serving.request()
+    serving.core.worker_message(TOY, W1, output(0, [41], worker.WorkerStats()), 1.0)
+    serving.core.worker_exited(TOY, W1, -9, 0.25, 1.0)
+    serving.core.link_down(1.0)
+    serving.core.link_up(HEAD, 1.0)
+    note, status = serving.taken()
+    assert isinstance(note, Note)
+    assert isinstance(status, link.NodeStatus)
+
+
+def test_a_lease_that_runs_out_without_a_link_stops_the_worker(serving: Node) -> None:
+    serving.request()
+    serving.core.link_down(5.0)
+    assert serving.core.next_timeout() == 5.0  # the ping
+    serving.core.handle_timeout(20.0)
+    assert SendToWorker(model=TOY, message=worker.Cancel(generation=GenerationId(1))) in (
+        serving.taken()
+    )
     assert not serving.core.is_busy
-    assert serving.say(output(0, [1], worker.WorkerStats())) == []
+    assert serving.core.confirm().held == ()
+
+
+def test_a_worker_that_died_without_a_link_is_found_out_on_the_next(serving: Node) -> None:
+    serving.request()
+    serving.say(worker.Accepted(generation=GenerationId(1)))
+    serving.core.link_down(5.0)
+    serving.core.worker_exited(TOY, W1, -9, 0.25, 6.0)
+    assert [type(said) for said in serving.taken()] == [Note]
+    status, ack, _ = serving.link_up(listed(0), now=7.0)
+    assert isinstance(status, link.NodeStatus)
+    assert isinstance(ack, link.ReconcileAck)
+    assert ack.sessions[0].generations == ()
+
+
+def test_another_head_starts_with_nothing(serving: Node) -> None:
+    serving.request()
+    serving.core.link_down(5.0)
+    serving.core.link_up(replace(HEAD, identity="head-2"), 6.0)
+    stop, status = serving.taken()
+    assert stop == SendToWorker(model=TOY, message=worker.Cancel(generation=GenerationId(1)))
+    assert isinstance(status, link.NodeStatus)
+    assert serving.core.confirm().held == ()
 
 
 def test_exits_are_described_for_a_person() -> None:

@@ -11,7 +11,6 @@ from bus.ids import (
     Epoch,
     GenerationId,
     PackedIds,
-    SessionId,
     pack_ids,
 )
 from bus.messages import link, worker
@@ -173,16 +172,6 @@ def test_a_stale_revoke_is_refused(node: Node) -> None:
     assert isinstance(refused, link.Refused)
     assert (refused.code, refused.known_epoch) == ("stale_epoch", 2)
     assert len(node.session.held()) == 1
-
-
-def test_a_link_that_goes_down_ends_every_session(running: Node) -> None:
-    running.assign(session=SessionId("s2"))
-    running.session.link_down(3.0)
-    assert running.taken() == [cancel()]
-    assert running.session.held() == ()
-    assert running.session.next_timeout() is None
-    assert not running.session.is_generating
-    assert running.session.highest_epoch == 1
 
 
 def test_messages_about_other_things_are_left_to_others(node: Node) -> None:

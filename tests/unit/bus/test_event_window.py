@@ -69,3 +69,15 @@ def test_a_finished_generation_is_neither_paused_nor_resumed() -> None:
     window.paused = True
     window.acknowledge(1000)
     assert not window.wants_resume()
+
+
+def test_what_it_keeps_is_counted_in_bytes() -> None:
+    """4 bytes an id; a finish 128 and its message until it is acknowledged."""
+    window = EventWindow()
+    assert window.retained_bytes == 0
+    window.add(pack_ids([1, 2, 3]), Finish(reason="error", message="\u00e4"))
+    assert window.retained_bytes == 12 + 128 + 2
+    window.acknowledge(3)
+    assert window.retained_bytes == 128 + 2
+    window.acknowledge(4)
+    assert window.retained_bytes == 0
