@@ -116,6 +116,7 @@ class ServedModel:
             decode_rate=self.meter.decode_rate,
             prefill_rate=self.meter.prefill_rate,
             worker=self.incarnation,
+            worker_phase=self._worker_phase(),
         )
         if self.ready is None:
             return common
@@ -134,6 +135,8 @@ class ServedModel:
             numerics=self.ready.numerics,
             worker=self.incarnation,
             device=self.ready.device,
+            worker_phase=common.worker_phase,
+            steps=self.stats.steps,
         )
 
     def beat(self) -> WorkerBeat:

@@ -184,7 +184,7 @@ class HeadCore:
             case ReconcileAck():
                 self.runs.reconciled(link, message, now)
             case Heartbeat():
-                pass
+                self.fleet.heartbeat(link, message)
             case _:
                 self.outbox.close_link(link, f"a node sent a {type(message).__name__}")
 

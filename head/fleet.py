@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bus.ids import GenerationId, ModelName, NodeIdentity, WorkerIncarnation
-from bus.messages.link import HostStatus, ModelStatus, NodeConfirm, NodeStatus
+from bus.messages.link import Heartbeat, HostStatus, ModelStatus, NodeConfirm, NodeStatus
 from head.effects import LinkKey
 from head.placement import LANES_AHEAD
 from head.snapshot import FleetSnapshot, ModelView, NodeView
@@ -129,6 +129,16 @@ class Fleet:
         if node is not None:
             node.draining = status.draining
             self._take_status(node, status.models, status.host, now)
+
+    def heartbeat(self, link: LinkKey, heartbeat: Heartbeat) -> None:
+        """Keep the progress of a node's workers, which is newer than its last status."""
+        node = self._by_link.get(link)
+        if node is None:
+            return
+        for beat in heartbeat.workers:
+            status = node.models.get(beat.model)
+            if status is not None and status.worker == beat.worker:
+                node.models[beat.model] = replace(status, worker_phase=beat.phase, steps=beat.steps)
 
     def claim(
         self, identity: NodeIdentity, model: ModelName, generation: GenerationId, now: float

@@ -75,6 +75,8 @@ def _model_on_node(node: Node, status: ModelStatus) -> dict[str, Any]:
         "tokenizer_digest": f"{status.tokenizer_digest:016x}",
         "numerics": status.numerics,
         "worker": status.worker,
+        "worker_phase": status.worker_phase,
+        "steps": status.steps,
     }
 
 

@@ -69,7 +69,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
-    """One model on one node. Rates are tokens/s measured while busy; 0 is not yet known."""
+    """One model on one node. Rates are tokens/s measured while busy; 0 is not yet known.
+
+    `worker_phase` and `steps` are the worker's progress, as in `WorkerBeat`.
+    """
 
     name: ModelName
     phase: Annotated[str, OneOf(MODEL_PHASES)]
@@ -87,6 +90,8 @@ class ModelStatus:
     worker: Annotated[WorkerIncarnation, Range(0, 2**63 - 1)] = WorkerIncarnation(0)
     device: Annotated[str, MaxBytes(64)] = ""
     prefixes: Annotated[tuple[bytes, ...], MaxItems(4096)] = ()
+    worker_phase: Name = ""
+    steps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +108,11 @@ class HostStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerBeat:
-    """A worker's progress, inside a heartbeat."""
+    """A worker's progress: turns since its start, and what it does (idle, prefill, decode).
+
+    A model without a worker that is ready has the phase loading, failed, or hung while a worker
+    that was given up is being killed.
+    """
 
     model: ModelName
     worker: WorkerIncarnation

@@ -145,6 +145,7 @@ def test_a_ready_worker_is_told_at_once_and_pinged_every_5_s(node: Node) -> None
         numerics=NumericsId("num"),
         worker=W1,
         device="cpu",
+        worker_phase="idle",
     )
     node.core.handle_timeout(6.0)
     assert SendToWorker(model=TOY, message=worker.Ping(nonce=1)) in node.taken()

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from bus.ids import GenerationId, ModelName, NodeIdentity
-from bus.messages.link import ModelStatus, NodeConfirm, NodeStatus
+from bus.ids import GenerationId, ModelName, NodeIdentity, WorkerIncarnation
+from bus.messages.link import Heartbeat, ModelStatus, NodeConfirm, NodeStatus, WorkerBeat
+from head import reports
 from head.fleet import STATUS_CROSSING_S, Fleet
 from head.snapshot import ModelView, NodeView
 
@@ -101,3 +102,35 @@ def test_unknown_digest_of_the_head_leaves_the_check_out(fleet: Fleet) -> None:
 def test_status_of_an_unknown_link_is_passed_over(fleet: Fleet) -> None:
     fleet.status(9, NodeStatus(models=()), 11.0)
     assert view(fleet, 12.0).serving is not None
+
+
+def test_a_heartbeat_brings_the_progress_of_its_worker_up_to_date(fleet: Fleet) -> None:
+    def beat(worker: int, phase: str, steps: int) -> Heartbeat:
+        incarnation = WorkerIncarnation(worker)
+        return Heartbeat(
+            workers=(WorkerBeat(model=TOY, worker=incarnation, phase=phase, steps=steps),)
+        )
+
+    def shown() -> tuple[str, int]:
+        (node,) = reports.nodes(fleet, 12.0)
+        (model,) = node["models"]
+        return model["worker_phase"], model["steps"]
+
+    status = replace(READY, worker=WorkerIncarnation(4), worker_phase="idle", steps=10)
+    fleet.status(1, NodeStatus(models=(status,)), 11.0)
+    assert shown() == ("idle", 10)
+    fleet.heartbeat(1, beat(4, "prefill", 12))
+    assert shown() == ("prefill", 12)
+    assert serving(fleet, 12.0).status_age_s == 1.0, "it is no status"
+    fleet.heartbeat(1, beat(3, "decode", 99))
+    fleet.heartbeat(9, beat(4, "decode", 99))
+    assert shown() == ("prefill", 12), "of a former worker, and over no link"
+
+
+def test_a_node_whose_worker_hangs_is_passed_over_and_says_why(fleet: Fleet) -> None:
+    why = "hung: no step was made for 61 s and its process uses no CPU time"
+    status = ModelStatus(name=TOY, phase="loading", problem=why, worker_phase="hung")
+    fleet.status(1, NodeStatus(models=(status,)), 11.0)
+    assert view(fleet, 12.0).serving is None
+    assert view(fleet, 12.0).why_not == f"toy is loading there ({why})"
+    assert fleet.loading(TOY), "requests may wait for the next worker"
