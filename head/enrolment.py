@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from bus.errors import Invalid, NotFound
 from bus.ids import NodeIdentity
-from bus.keys import fingerprint
+from bus.keys import fingerprint, show_token_id
 from bus.link import HandshakeRefused, PeerInfo, Refusal
 from head.outbox import Outbox
 from head.rows import ForgetNodeKey, PutNodeKey, PutSetting
@@ -75,6 +75,8 @@ class Enrolment:
         self._keys = {key.public: key for key in sorted(keys, key=lambda k: k.changed_wall_s)}
         stored = {setting.name: setting.value for setting in settings}
         self._tightened = stored.get(SETTING) == "approve"
+        #: Short ids of the tokens that nodes linked with last, since this start.
+        self._linked_with: dict[bytes, str] = {}
 
     @property
     def way(self) -> Way:
@@ -147,6 +149,7 @@ class Enrolment:
 
     def linked(self, peer: PeerInfo, wall_s: float) -> None:
         """A node that `check` let pass has proved its key: enrol one that is new."""
+        self._linked_with[peer.public] = show_token_id(peer.token_id)
         known = self._keys.get(peer.public)
         if known is None or known.state != ENROLLED or known.identity != peer.name:
             self._enrol(_key(peer, ENROLLED, wall_s))
@@ -242,7 +245,10 @@ class Enrolment:
         return {
             "way": self.way,
             "configured": self._configured,
-            "keys": [describe(key) for key in self.keys],
+            "keys": [
+                {**describe(key), "token": self._linked_with.get(key.public, "")}
+                for key in self.keys
+            ],
         }
 
     # --- inside -------------------------------------------------------------------------------
@@ -272,6 +278,7 @@ class Enrolment:
 
     def _drop(self, key: PutNodeKey) -> None:
         del self._keys[key.public]
+        self._linked_with.pop(key.public, None)
         self._outbox.persist(ForgetNodeKey(public=key.public))
 
 

@@ -11,13 +11,14 @@ from bus.errors import PortInUse
 from bus.state import StateFolder
 from head.cli.chat import print_stream
 from head.cli.context import CliContext, pass_context
-from head.cli.keys import FLEET_TOKEN, make_token
+from head.cli.keys import make_token
 from head.cli.models import import_model, pull_model, usable_models
 from head.cli.output import note
 from head.cli.preflight import check_port, head_config
 from head.cli.services import Services, start_services, stop_services
 from head.cli.supervision import Supervisor
 from head.config import HeadConfig
+from head.link_identity import token_file
 
 _MODEL = "smollm2"
 _QUESTION = "In two sentences: why is the sky blue?"
@@ -37,8 +38,9 @@ def demo(context: CliContext, model: str, prompt: str) -> None:
         file = pull_model(model)
         note(f"importing {file.name}")
         import_model(file, model, state.models)
-    if not (state.keys / FLEET_TOKEN).exists():
-        make_token(state.keys)
+    file = token_file(head_config(state, os.environ).fleet, state)
+    if not file.exists():
+        make_token(state, file)
     _step_aside(state)
     note("starting one head and two node agents")
     started = start_services(context, Services(heads=1, nodes=_NODES), as_they_run=True)

@@ -18,10 +18,10 @@ from bus.state import StateFolder
 from head.cli import preflight
 from head.cli.agents import NODE_GROUP, AgentPlan, agent_names, plan_agents, running_status
 from head.cli.context import CliContext
-from head.cli.keys import HEAD_KEY
 from head.cli.nodes import EXIT_NOT_HEALTHY
 from head.cli.output import format_option, print_rows
 from head.cli.supervision import ServiceProcess, Supervisor, conf_file
+from head.link_identity import KEY_FILE
 
 _COLUMNS = ("check", "ok", "problem")
 
@@ -120,7 +120,7 @@ def look_at_machine(context: CliContext, state: StateFolder) -> Machine:
         runs_head = len(names) < len(running)
     else:
         # A node that joins elsewhere, where no head ever was.
-        runs_head = (state.keys / HEAD_KEY).exists() or not any(plan.head for plan in plans)
+        runs_head = (state.keys / KEY_FILE).exists() or not any(plan.head for plan in plans)
     return Machine(runs_head, plans, running, failure)
 
 

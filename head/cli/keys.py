@@ -1,67 +1,173 @@
-"""`token`: the secret that nodes join by."""
+"""`token`: the secret that nodes join by, and how it is replaced while the fleet runs."""
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
-from bus.errors import StartError
-from bus.keys import fingerprint, load_or_create_static_key, new_token
-from bus.secret_files import create_secret_file, make_private_folder, replace_private_file
+from bus.errors import NoHead, StartError, SuperfluidError
+from bus.keys import fingerprint, load_or_create_static_key, load_token, new_token
+from bus.secret_files import create_secret_file
+from bus.state import StateFolder
+from bus.token_files import previous_file, retire_token, rotate_token
 from head.cli.context import CliContext, pass_context
-from head.cli.output import format_option, note, print_json
+from head.cli.output import format_option, note, print_json, print_rows
+from head.cli.preflight import head_config
+from head.link_identity import KEY_FILE, token_file
 
-HEAD_KEY = "head.key"
-FLEET_TOKEN = "fleet.token"
+_COLUMNS = ("token", "id", "age", "linked nodes", "file")
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
-def make_token(keys: Path, *, rotate: bool = False) -> tuple[Path, str]:
-    """Make the fleet token, and the head's key when there is none.
+def make_token(state: StateFolder, file: Path) -> str:
+    """Make a fleet token, and the head's key when there is none.
 
     Args:
-        keys: the folder of keys.
-        rotate: replace a token that is there.
+        state: has the key.
+        file: where the token goes; it is in no other place.
 
     Returns:
-        The token's file and the fingerprint of the head's key. The token itself is only in the
-        file.
+        The fingerprint of the head's key.
 
     Raises:
-        StartError: there is a token and `rotate` is not set.
+        StartError: there is a token.
         TokenRefused: the head's key is damaged or open to others.
     """
-    make_private_folder(keys)
-    file = keys / FLEET_TOKEN
-    pair = load_or_create_static_key(keys / HEAD_KEY)
-    if rotate:
-        replace_private_file(file, new_token(pair.public))
-    else:
-        try:
-            create_secret_file(file, new_token(pair.public))
-        except FileExistsError:
-            raise StartError(
-                f"there is a fleet token at {file}; nodes that have it would be locked out: "
-                "use --rotate to replace it"
-            ) from None
-    return file, fingerprint(pair.public)
+    pair = load_or_create_static_key(state.keys / KEY_FILE)
+    try:
+        create_secret_file(file, new_token(pair.public))
+    except FileExistsError:
+        raise StartError(
+            f"there is a fleet token at {file}; to replace it without locking nodes out: "
+            "sfctl token rotate"
+        ) from None
+    return fingerprint(pair.public)
 
 
 @click.group()
 def token() -> None:
-    """Make the secret that nodes join by."""
+    """Make and replace the secret that nodes join by."""
 
 
 @token.command("new")
-@click.option("--rotate", "--force", "rotate", is_flag=True, help="Replace the token there is.")
 @format_option
 @pass_context
-def token_new(context: CliContext, rotate: bool, form: str) -> None:
+def token_new(context: CliContext, form: str) -> None:
     """Make the fleet token and the head's key; prints where they are, never the token."""
-    file, name = make_token(context.state().keys, rotate=rotate)
+    state = context.state()
+    file = _file(state)
+    name = make_token(state, file)
     if form == "json":
         print_json({"file": str(file), "head_fingerprint": name})
     else:
         click.echo(f"token file:       {file}")
         click.echo(f"head fingerprint: {name}")
     note("copy the token file to every other node's machine; whoever has it can join the fleet")
+
+
+@token.command("rotate")
+@format_option
+@pass_context
+def token_rotate(context: CliContext, form: str) -> None:
+    """Make a new fleet token; the one before stays valid until it is retired.
+
+    A head that runs takes both within seconds.
+    """
+    state = context.state()
+    file = _file(state)
+    pair = load_or_create_static_key(state.keys / KEY_FILE)
+    rotate_token(file, new_token(pair.public))
+    _show(_tokens(file, {}), form)
+    note(
+        "copy the token file to every other node's machine, which need not be restarted; then end "
+        f"the previous one with: {context.command('token retire')}"
+    )
+
+
+@token.command("retire")
+@pass_context
+def token_retire(context: CliContext) -> None:
+    """End the previous fleet token; nodes that have no newer one are cut off."""
+    file = _file(context.look())
+    previous = next(
+        (row for row in _tokens(file, _linked(context)) if row["token"] != "current"), {}
+    )
+    retire_token(file)
+    note("the previous token is retired; a head that runs ends its links within seconds")
+    if names := previous.get("linked nodes"):
+        note(
+            f"linked with it last: {', '.join(names)}; one that does not come back needs a copy of "
+            f"{file}"
+        )
+
+
+@token.command("ls")
+@format_option
+@pass_context
+def token_ls(context: CliContext, form: str) -> None:
+    """List the valid fleet tokens by id and age, never the secrets."""
+    _show(_tokens(_file(context.look()), _linked(context)), form)
+
+
+def _file(state: StateFolder) -> Path:
+    return token_file(head_config(state, os.environ).fleet, state)
+
+
+def _tokens(file: Path, linked: Mapping[str, list[str]]) -> list[dict[str, Any]]:
+    """One map per valid token.
+
+    Raises:
+        TokenRefused: one can not be used.
+    """
+    rows = []
+    for which, path in (("current", file), ("previous", previous_file(file))):
+        if which == "current" or os.path.lexists(path):
+            name = load_token(path).shown_id
+            age_s = max(0.0, time.time() - path.stat().st_mtime)
+            rows.append(
+                {
+                    "token": which,
+                    "id": name,
+                    "age_s": round(age_s),
+                    "linked nodes": linked.get(name, []),
+                    "file": str(path),
+                }
+            )
+    return rows
+
+
+def _linked(context: CliContext) -> dict[str, list[str]]:
+    """From a token's id to the nodes that linked with it last; empty where no head answers."""
+    try:
+        with context.client() as client:
+            keys = client.operation("node.enrolment").get("keys", [])
+    except NoHead:
+        return {}
+    except SuperfluidError as error:
+        note(f"which nodes use which token is not known: {error.message}")
+        return {}
+    found: dict[str, list[str]] = {}
+    for key in keys:
+        if key.get("token"):
+            found.setdefault(key["token"], []).append(key["identity"])
+    return found
+
+
+def _show(rows: list[dict[str, Any]], form: str) -> None:
+    if form == "json":
+        print_json(rows)
+        return
+    print_rows([{**row, "age": human_age(row["age_s"])} for row in rows], _COLUMNS, form)
+
+
+def human_age(seconds: float) -> str:
+    """A time span in its largest unit."""
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return "0 s"

@@ -11,6 +11,7 @@ from bus.agent_status import AgentStatus
 from bus.state import StateFolder
 from head.cli.agents import NODE_GROUP, local_names, running_status
 from head.cli.context import CliContext, pass_context
+from head.cli.node_keys import node_approve, node_enrolment, node_forget, node_revoke
 from head.cli.output import format_option, note, print_json, print_rows
 from head.cli.supervision import ServiceProcess, Supervisor
 
@@ -20,6 +21,12 @@ _MODEL_COLUMNS = ("name", "ready", "nodes", "window_tokens", "lanes_total", "que
 _AGENT_COLUMNS = ("name", "identity", "head", "linked", "models", "problem")
 #: The local name of a node, which its log and folder have.
 _LOCAL_COLUMN = "here"
+
+_KEY_REASONS = {
+    "pending": "waits for approval; host {host}, key {key}",
+    "enrolled": "has not linked since the head was started",
+    "revoked": "key {key} is revoked",
+}
 
 Command = Callable[[str], str]
 
@@ -41,6 +48,12 @@ def problems(status: Mapping[str, Any], command: Command = "sfctl {}".format) ->
         f"node {node['identity']} is down: {node.get('reason') or 'no reason known'}"
         for node in nodes
         if node.get("state") == "down"
+    ]
+    found += [
+        f"node {key['identity']} ({key['host'] or 'host unknown'}, key {key['key']}) waits for "
+        f"approval; if it is yours: {command('node approve')} {key['identity']}"
+        for key in _keys(status)
+        if key["state"] == "pending"
     ]
     found += [
         f"node {node['identity']} can not serve {model['name']}: {model['problem']}"
@@ -80,6 +93,30 @@ def _row(node: Mapping[str, Any], local: Mapping[str, str]) -> dict[str, Any]:
         "tokens/s": max((model.get("decode_rate", 0.0) for model in models), default=0.0),
         "problem": node.get("reason") or "; ".join(wrong),
     }
+
+
+def _keys(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Keys of nodes that the head knows, as `status` and `nodes` report them."""
+    found: list[dict[str, Any]] = report.get("enrolment", {}).get("keys", [])
+    return found
+
+
+def with_keys(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The nodes of a report, and those that never linked or may not any more.
+
+    A revoked node is shown as that and not as one that left.
+    """
+    nodes = {node["identity"]: dict(node) for node in report.get("nodes", [])}
+    others = []
+    for key in _keys(report):
+        node = nodes.get(key["identity"])
+        told = {**key, "host": key["host"] or "unknown"}
+        shown = {**key, "reason": _KEY_REASONS[key["state"]].format(**told)}
+        if node is None or key["state"] == "pending":
+            others.append(shown)
+        elif key["state"] == "revoked" and node["state"] in ("left", "down"):
+            node |= {"state": "revoked", "reason": shown["reason"]}
+    return [*nodes.values(), *others]
 
 
 def _print_nodes(nodes: list[dict[str, Any]], form: str, local: Mapping[str, str]) -> None:
@@ -127,7 +164,7 @@ def _show_fleet(context: CliContext, form: str) -> list[str]:
     )
     click.echo(f"answers: {answers.get('running', 0)} running, {answers.get('queued', 0)} queued")
     click.echo()
-    _print_nodes(report.get("nodes", []), form, _local_names(context))
+    _print_nodes(with_keys(report), form, _local_names(context))
     click.echo()
     print_rows(report.get("models", []), _MODEL_COLUMNS, form)
     _tell(wrong)
@@ -180,13 +217,18 @@ def _tell(wrong: list[str]) -> None:
 
 @click.group()
 def node() -> None:
-    """Look at the fleet's nodes."""
+    """Look at the fleet's nodes, and say which may be in it."""
 
 
 @node.command("ls")
 @format_option
 @pass_context
 def node_ls(context: CliContext, form: str) -> None:
-    """List the nodes."""
+    """List the nodes, also those that wait for approval or were revoked."""
     with context.client() as client:
-        _print_nodes(client.nodes(), form, _local_names(context))
+        report = client.operation("nodes")
+    _print_nodes(with_keys(report), form, _local_names(context))
+
+
+for _command in (node_approve, node_revoke, node_forget, node_enrolment):
+    node.add_command(_command)

@@ -6,17 +6,16 @@ import errno
 import resource
 import socket
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from bus.address import split_address
 from bus.config import load_config
 from bus.errors import ConfigInvalid, ModelIncomplete, PortInUse, StartError, TokenRefused
-from bus.keys import load_token
 from bus.state import StateFolder
+from bus.token_files import FleetTokens
 from head.cli.agents import AgentPlan
-from head.cli.keys import FLEET_TOKEN
 from head.cli.models import local_models
 from head.config import HeadConfig
+from head.link_identity import token_file
 
 #: As `minfds` of supervisord.conf.
 MIN_OPEN_FILES = 4096
@@ -64,21 +63,20 @@ def check_open_files() -> None:
 
 
 def check_token(state: StateFolder, config: HeadConfig, hint: str) -> None:
-    """The head's fleet token, when it needs one.
+    """The head's fleet tokens, when it needs them.
 
     Args:
         hint: the command that makes a token.
 
     Raises:
-        TokenRefused: missing, damaged or open to others.
+        TokenRefused: missing, or one is damaged or open to others.
     """
     if config.fleet.insecure_no_auth:
         return
-    named = config.fleet.token_file
-    file = Path(named) if named else state.keys / FLEET_TOKEN
+    file = token_file(config.fleet, state)
     if not file.exists():
         raise TokenRefused(f"there is no fleet token at {file}; make one with: {hint}")
-    load_token(file)
+    FleetTokens(file)
 
 
 def check_port(bind: str) -> None:

@@ -34,7 +34,7 @@ def test_a_missing_token_names_the_command(tmp_path: Path) -> None:
     state = _state(tmp_path)
     with pytest.raises(TokenRefused, match="sfctl token new"):
         preflight.check_token(state, HeadConfig(), "sfctl token new")
-    make_token(state.keys)
+    make_token(state, state.keys / "fleet.token")
     preflight.check_token(state, HeadConfig(), "sfctl token new")
 
 

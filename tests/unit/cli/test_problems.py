@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from head.cli.nodes import problems
+from head.cli.nodes import problems, with_keys
 
 
 def _node(identity: str, state: str = "up", **more: Any) -> dict[str, Any]:
@@ -49,3 +49,36 @@ def test_without_a_node_the_remedy_is_what_works() -> None:
         (first, *_) = problems({"nodes": list(nodes), "models": []}, "x/sfctl --state y {}".format)
         assert "x/sfctl --state y down && x/sfctl --state y up;" in first
         assert first.endswith("on another: sfctl up --agent-only")
+
+
+KEYS = [
+    {"identity": "new", "state": "pending", "key": "k1", "host": "10.0.0.7", "changed_wall_s": 1.0},
+    {"identity": "n1", "state": "enrolled", "key": "k2", "host": "", "changed_wall_s": 1.0},
+    {"identity": "off", "state": "enrolled", "key": "k3", "host": "", "changed_wall_s": 1.0},
+    {"identity": "out", "state": "revoked", "key": "k4", "host": "", "changed_wall_s": 1.0},
+    {"identity": "old", "state": "revoked", "key": "k5", "host": "", "changed_wall_s": 1.0},
+]
+
+
+def test_a_node_that_waits_for_approval_is_one() -> None:
+    report = {**_report(_node("n1")), "enrolment": {"keys": KEYS}}
+    (waits,) = problems(report)
+    assert waits.startswith("node new (10.0.0.7, key k1) waits for approval;")
+    assert waits.endswith("sfctl node approve new")
+
+
+def test_the_list_shows_who_waits_who_never_came_and_who_was_revoked() -> None:
+    report = {"nodes": [_node("n1"), _node("out", "left")], "enrolment": {"keys": KEYS}}
+    shown = {node["identity"]: (node["state"], node["reason"]) for node in with_keys(report)}
+    assert shown == {
+        "n1": ("up", ""),
+        "out": ("revoked", "key k4 is revoked"),
+        "new": ("pending", "waits for approval; host 10.0.0.7, key k1"),
+        "off": ("enrolled", "has not linked since the head was started"),
+        "old": ("revoked", "key k5 is revoked"),
+    }
+
+
+def test_a_node_that_came_back_with_a_new_key_is_up() -> None:
+    report = {"nodes": [_node("out")], "enrolment": {"keys": KEYS[3:4]}}
+    assert [node["state"] for node in with_keys(report)] == ["up"]

@@ -93,6 +93,7 @@ def test_approve_lets_a_node_in_once_it_was_approved() -> None:
         "key": peer().fingerprint,
         "host": "10.0.0.7",
         "changed_wall_s": WALL_S,
+        "token": "",
     }
     desk = desk.again("approve")
     assert desk.enrolment.approve("gpu-1", WALL_S).public == key("gpu-1").public
