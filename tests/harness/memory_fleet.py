@@ -15,18 +15,20 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from bus.crypto import KeyPair
+from bus.ids import GenerationId
 from bus.keys import new_token, parse_token
+from bus.link import LinkLimits
 from bus.messages.api import MARK, encode_body
 from head.core import CorePolicy
 from tests.harness.memory_head import HeadHost
+from tests.harness.memory_network import Network
 from tests.harness.memory_node import NodeHost
-from tests.harness.memory_parts import (
-    MODEL,
-    Disk,
-)
+from tests.harness.memory_parts import MODEL, STEP_S, Disk
+from tests.harness.memory_watch import Observer
 
 CLIENT = b"client"
 
@@ -51,7 +53,18 @@ class Stream:
 
 
 class MemoryFleet:
-    """Args: seed, number of nodes, seconds of a commit, policy, the first nodes' windows."""
+    """A head and its nodes.
+
+    Args:
+        seed: decides everything that is left open.
+        nodes: how many.
+        commit_s: seconds of a commit.
+        policy: the head's.
+        windows: of the first nodes' workers.
+        limits: of all links.
+        listening: of the last nodes, how many wait for the head to call.
+        watch: sees every event.
+    """
 
     def __init__(
         self,
@@ -60,27 +73,44 @@ class MemoryFleet:
         commit_s: float = 0.002,
         policy: CorePolicy = CorePolicy(),  # noqa: B008 - frozen
         windows: Sequence[int] = (),
+        *,
+        limits: LinkLimits = LinkLimits(),  # noqa: B008 - frozen
+        listening: int = 0,
+        watch: Observer | None = None,
     ) -> None:
         self.rng = random.Random(seed)
         self.now = 1000.0
         self.commit_s = commit_s
         self.policy = policy
+        self.limits = limits
+        self.watch = watch or Observer()
         self.disk = Disk()
-        self.delay_s = 0.001
-        self.drop_probability = 0.0
-        #: What becomes of a frame on its way, such as "node-1 > head".
-        self.mangle: Callable[[str, bytes], list[bytes]] = lambda way, frame: [frame]
+        self.network = Network(self)
+        self.step_s = STEP_S
+        self.respawn_s = 0.25
+        #: Tokens that a worker makes in one step, and the mark that it puts on them.
+        self.burst = 1
+        self.mark: Callable[[GenerationId], int] = lambda _: 0
+        #: Rate and offset of the head's clock.
+        self.head_clock = (1.0, 0.0)
         self.streams: dict[bytes, Stream] = {}
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._order = itertools.count()
         self._numbers = itertools.count(1)
+        self._heartbeats = itertools.count(1)
         head_key = KeyPair.generate(self.entropy)
         self.token = parse_token(new_token(head_key.public, self.entropy), source="memory")
         self._head_key = head_key
-        self.nodes = [NodeHost(self, f"node-{i + 1}") for i in range(nodes)]
+        self.head: HeadHost | None = None
+        self.nodes = [
+            NodeHost(self, f"node-{i + 1}", listens=i >= nodes - listening) for i in range(nodes)
+        ]
         for node, window in zip(self.nodes, windows, strict=False):
             node.window = window
-        self.head: HeadHost | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Start all processes."""
         self.start_head()
         for node in self.nodes:
             node.start()
@@ -88,10 +118,43 @@ class MemoryFleet:
     def entropy(self, size: int) -> bytes:
         return self.rng.randbytes(size)
 
+    def next_heartbeat(self) -> int:
+        """A number for the next heartbeat, so that none is like another."""
+        return next(self._heartbeats)
+
+    # --- harm to frames -----------------------------------------------------------------------
+
+    @property
+    def delay_s(self) -> float:
+        return self.network.delay_s
+
+    @property
+    def drop_probability(self) -> float:
+        return self.network.drop
+
+    @drop_probability.setter
+    def drop_probability(self, share: float) -> None:
+        self.network.drop = share
+
+    @property
+    def mangle(self) -> Callable[[str, bytes], list[bytes]] | None:
+        """What becomes of a frame on its way, such as "node-1 > head"."""
+        return self.network.mangle
+
+    @mangle.setter
+    def mangle(self, mangle: Callable[[str, bytes], list[bytes]]) -> None:
+        self.network.mangle = mangle
+
     # --- time ---------------------------------------------------------------------------------
 
-    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+    def after(self, delay_s: float, action: Callable[[], object]) -> None:
         heapq.heappush(self._queue, (self.now + delay_s, next(self._order), action))
+
+    def step(self) -> None:
+        """Let the next event happen."""
+        self.now, _, action = heapq.heappop(self._queue)
+        action()
+        self.watch.after_event()
 
     def run(self, seconds: float) -> None:
         """Let virtual time pass."""
@@ -108,20 +171,22 @@ class MemoryFleet:
                 if must:
                     raise AssertionError(f"not reached within {limit_s} s of virtual time")
                 return
-            self.now, _, action = heapq.heappop(self._queue)
-            action()
+            self.step()
 
     # --- the head -----------------------------------------------------------------------------
 
     def start_head(self) -> None:
         self.head = HeadHost(self, self._head_key, self.token)
+        self.watch.head_started(self.head.core.boot)
+        self.head.dial()
         self.head.turn()
 
     def kill_head(self) -> None:
         """kill -9: what was not committed is gone, and so are all connections."""
-        self.head = None
-        for node in self.nodes:
-            node.disconnected("the head is gone")
+        head, self.head = self.head, None
+        if head is not None:
+            head.kill()
+            self.watch.head_died()
 
     # --- the client ---------------------------------------------------------------------------
 
@@ -129,8 +194,7 @@ class MemoryFleet:
         """Send a request; its stream fills as time passes."""
         request = f"r{next(self._numbers)}".encode()
         stream = self.streams[request] = Stream(request, offset=body.get("offset", 0))
-        frames = [MARK, encode_body({"op": op, "id": request, **body})]
-        self.after(self.delay_s, lambda: self._to_head(frames))
+        self.to_head(CLIENT, {"op": op, "id": request, **body})
         return stream
 
     def generate(self, prompt: str, max_new: int, **body: Any) -> Stream:
@@ -139,12 +203,19 @@ class MemoryFleet:
     def finish(self, *streams: Stream, limit_s: float = 120.0) -> None:
         self.run_until(lambda: all(stream.closed for stream in streams), limit_s)
 
-    def _to_head(self, frames: list[bytes]) -> None:
-        if self.head is not None:
-            self.head.core.client_request(CLIENT, frames, self.now)
-            self.head.turn()
+    def to_head(self, client: bytes, body: dict[str, Any]) -> None:
+        """Send a client's request to the head that is there when it arrives."""
+        self.after(self.delay_s, partial(self._arrive, client, [MARK, encode_body(body)]))
 
-    def to_client(self, body: dict[str, Any]) -> None:
+    def _arrive(self, client: bytes, frames: list[bytes]) -> None:
+        if self.head is not None:
+            self.head.client_request(client, frames)
+
+    def to_client(self, client: bytes, body: dict[str, Any]) -> None:
+        """A reply arrives at its client."""
+        self.watch.replied(client, body)
+        if client != CLIENT:
+            return
         stream = self.streams[body["id"]]
         if stream.closed:
             raise AssertionError(f"{body} came after the end of {stream.id!r}")

@@ -1,53 +1,84 @@
-"""A node in memory: its real core and endpoint, driven as agent/node.py drives them."""
+"""A node in memory: its real core and link, driven as agent/node.py drives them."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from agent.actions import SendToWorker
 from agent.core import AgentCore
+from bus.acceptor import Acceptor
 from bus.agent_records import SendToHead
 from bus.crypto import KeyPair
 from bus.endpoint import Endpoint
 from bus.ids import NodeIdentity, WorkerIncarnation
 from bus.link import LinkDown, LinkIdentity, LinkUp, MessageReceived
-from tests.harness.memory_parts import MODEL, STEP_S, TURN_S, WINDOW, MadeUpWorker, expected_tokens
+from bus.messages.link import HeadConfirm, Heartbeat
+from tests.harness.memory_ends import Dialer, Listener
+from tests.harness.memory_parts import MODEL, WINDOW, MadeUpWorker, expected_tokens
+from tests.harness.memory_process import Process
+from tests.harness.memory_worker import MadeUpModel
 
 if TYPE_CHECKING:
     from tests.harness.memory_fleet import MemoryFleet
 
 
-class NodeHost:
-    """Drives one agent's core, link and worker, as agent/node.py does with sockets and processes.
+class NodeHost(Process):
+    """One machine: an agent, its link and its worker, over all their lives.
 
     Every connection has an address of its own; what was on its way when it was cut is gone.
     """
 
-    def __init__(self, fleet: MemoryFleet, name: str) -> None:
-        self.fleet = fleet
-        self.name = name
+    def __init__(self, fleet: MemoryFleet, name: str, *, listens: bool = False) -> None:
+        super().__init__(fleet, name)
+        self.listens = listens
         self.key = KeyPair.generate(fleet.entropy)
         self.boot = 0
         self.incarnations = itertools.count(1)
-        self.address = b""
+        #: The cable is out: no connection can be made.
         self.cut = False
         self.core: AgentCore | None = None
-        self.endpoint: Endpoint | None = None
+        self.end: Dialer | Listener | None = None
         self.worker: MadeUpWorker | None = None
+        self.worker_paused = False
         self.window = WINDOW
+        self.load_s = 0.0
         #: What its workers answer to a prompt: so many tokens.
         self.answer = expected_tokens
-        self._timer_at: float | None = None
-        self._last_arrival = {"head": 0.0, "node": 0.0}
+        self.model = MadeUpModel()
+        #: The address of the link that is up, when it listens.
+        self._head: bytes | None = None
+        self._seen_heads: dict[bytes, tuple[int, int]] = {}
+        self._link_ids: dict[bytes, int] = {}
+
+    @property
+    def alive(self) -> bool:
+        return self.core is not None
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        """The link, or the handshake under way."""
+        if isinstance(self.end, Dialer):
+            return self.end.endpoint
+        if isinstance(self.end, Listener) and self._head is not None:
+            return self.end.acceptor.endpoint(self._head)
+        return None
+
+    @property
+    def address(self) -> bytes:
+        """Of its present connection to the head; empty for none."""
+        if isinstance(self.end, Dialer):
+            return self.end.address
+        return self._head or b""
 
     # --- life ---------------------------------------------------------------------------------
 
     def start(self) -> None:
+        self.begin()
         self.boot += 1
         core = self.core = AgentCore(NodeIdentity(self.name), self.boot, [MODEL])
+        self._head = None
         identity = LinkIdentity(
             role="node",
             name=self.name,
@@ -56,158 +87,187 @@ class NodeHost:
             incarnation=self.boot,
             confirm=core.confirm,
         )
-        self.endpoint = Endpoint(
-            identity, initiator=True, entropy=self.fleet.entropy, heartbeat=core.heartbeat
-        )
-        self._timer_at = None
+        self.end = self._listener(identity) if self.listens else self._dialer(identity)
+        self.fleet.watch.node_started(self)
         self._start_worker()
-        self.connect()
+        if isinstance(self.end, Dialer):
+            self.end.open()
+        self.turn()
+
+    def _dialer(self, identity: LinkIdentity) -> Dialer:
+        def endpoint() -> Endpoint:
+            return Endpoint(
+                identity,
+                initiator=True,
+                entropy=self.fleet.entropy,
+                limits=self.fleet.limits,
+                heartbeat=self._heartbeat,
+            )
+
+        return Dialer(self, self._head_listener, endpoint)
+
+    def _listener(self, identity: LinkIdentity) -> Listener:
+        acceptor = Acceptor(
+            identity,
+            entropy=self.fleet.entropy,
+            limits=self.fleet.limits,
+            last_seen=self._seen_heads.get,
+            heartbeat=self._heartbeat,
+        )
+        return Listener(self, acceptor)
+
+    def _head_listener(self) -> Listener | None:
+        head = self.fleet.head
+        return None if head is None or self.cut else head.listener
 
     def kill(self) -> None:
         """kill -9 of the agent; its worker dies with it."""
-        self.core = self.endpoint = self.worker = None
-        self._drop_connection()
+        if self.core is None:
+            return
+        running = list(self.worker.running) if self.worker else []
+        end, self.end = self.end, None
+        self.core = self.worker = None
+        self.begin()
+        self.fleet.watch.worker_died(self, running)
+        self.fleet.watch.node_died(self)
+        if isinstance(end, Dialer) and end.connection is not None:
+            end.connection.close(end)
+        elif isinstance(end, Listener):
+            end.close_all()
+
+    def cut_connection(self) -> None:
+        """The cable breaks; both sides notice."""
+        for connection in list(self.fleet.network.connections):
+            if self.name in connection.way(0):
+                connection.close(None)
+
+    # --- its worker ---------------------------------------------------------------------------
 
     def kill_worker(self, respawn_s: float = 0.25) -> None:
         if self.worker is None or self.core is None:
             return
-        incarnation, self.worker = self.worker.incarnation, None
-        self.core.worker_exited(MODEL, incarnation, -9, respawn_s, self.fleet.now)
-        self.turn()
+        made, self.worker = self.worker, None
         core = self.core
-        self.fleet.after(respawn_s, lambda: self._respawn(core))
+        self.fleet.watch.worker_died(self, list(made.running))
+
+        def exited() -> None:
+            core.worker_exited(MODEL, made.incarnation, -9, respawn_s, self.now())
+            self.fleet.after(respawn_s, lambda: self._respawn(core))
+
+        self.post(exited)
 
     def _respawn(self, core: AgentCore) -> None:
-        if self.core is core:
-            self._start_worker()
-            self.turn()
+        def respawn() -> None:
+            if self.core is core and self.worker is None:
+                self._start_worker()
+
+        self.post(respawn)
 
     def _start_worker(self) -> None:
         if self.core is None:
             return
         incarnation = WorkerIncarnation((self.boot << 32) | next(self.incarnations))
-        made = self.worker = MadeUpWorker(incarnation, window=self.window, answer=self.answer)
-        self.core.worker_started(MODEL, incarnation, self.fleet.now)
-        self._from_worker(made, made.ready())
-        self.fleet.after(STEP_S, lambda: self._step(made))
+        made = self.worker = MadeUpWorker(
+            incarnation,
+            window=self.window,
+            answer=self.answer,
+            model=self.model,
+            burst=self.fleet.burst,
+            mark=self.fleet.mark,
+            computed=partial(self.fleet.watch.computed, self),
+        )
+        self.worker_paused = False
+        self.core.worker_started(MODEL, incarnation, self.now())
+        if self.load_s:
+            self.fleet.after(self.load_s, lambda: self.post(lambda: self._ready(made)))
+        else:
+            self._ready(made)
+
+    def _ready(self, made: MadeUpWorker) -> None:
+        if self.worker is made:
+            self.fleet.watch.worker_ready(self)
+            self._from_worker(made, made.ready())
+            self.fleet.after(self.fleet.step_s, lambda: self._step(made))
 
     def _step(self, made: MadeUpWorker) -> None:
-        if self.worker is made:
-            for message in made.step():
-                self._from_worker(made, message)
-            self.turn()
-            self.fleet.after(STEP_S, lambda: self._step(made))
+        if self.worker is not made:
+            return
+        if made.poisoned:
+            self.kill_worker(self.fleet.respawn_s)
+            return
+        if not self.worker_paused:
+            messages = made.step(self.fleet.now)
+            if messages:
+                self.post(partial(self._all_from_worker, made, messages))
+        self.fleet.after(self.fleet.step_s, lambda: self._step(made))
+
+    def _all_from_worker(self, made: MadeUpWorker, messages: list[object]) -> None:
+        for message in messages:
+            self._from_worker(made, message)
 
     def _from_worker(self, made: MadeUpWorker, message: object) -> None:
-        if self.core is not None and self.worker is made:
-            self.core.worker_message(MODEL, made.incarnation, message, self.fleet.now)
-
-    # --- the connection -----------------------------------------------------------------------
-
-    def connect(self) -> None:
-        """Connect when a head is there and the cable is whole, else try again."""
-        if self.endpoint is None or self.address:
-            return
-        if self.fleet.head is None or self.cut:
-            self.fleet.after(0.2, self.connect)
-            return
-        self.address = f"{self.name}/{next(self.fleet._numbers)}".encode()
-        self._last_arrival = {"head": 0.0, "node": 0.0}
-        self.endpoint.connect(self.fleet.now)
-        self.turn()
-
-    def cut_connection(self) -> None:
-        """The cable breaks; both sides notice."""
-        self.disconnected("cut")
-
-    def disconnected(self, reason: str) -> None:
-        self._drop_connection()
-        if self.endpoint is not None:
-            self.endpoint.disconnected(reason, self.fleet.now)
-            self.turn()
-            self.fleet.after(0.2, self.connect)
-
-    def _drop_connection(self) -> None:
-        address, self.address = self.address, b""
-        if self.fleet.head is not None and address:
-            self.fleet.head.disconnected(address)
-
-    def to_node(self, frame: bytes) -> None:
-        for part in self.fleet.mangle(f"head > {self.name}", frame):
-            self._carry("node", partial(self._receive, part))
-
-    def _to_head(self, frame: bytes) -> None:
-        head, address = self.fleet.head, self.address
-        if head is not None:
-            for part in self.fleet.mangle(f"{self.name} > head", frame):
-                self._carry("head", partial(head.receive, address, part))
-
-    def _carry(self, to: str, deliver: Callable[[], None]) -> None:
-        """Frames of a connection stay in order; a dropped one is a fault that links must catch."""
-        if self.fleet.rng.random() < self.fleet.drop_probability:
-            return
-        address = self.address
-        delay_s = self.fleet.delay_s * self.fleet.rng.uniform(0.5, 2.0)
-        at = max(self.fleet.now + delay_s, self._last_arrival[to])
-        self._last_arrival[to] = at
-
-        def arrive() -> None:
-            if self.address == address:
-                deliver()
-
-        self.fleet.after(at - self.fleet.now, arrive)
-
-    def _receive(self, frame: bytes) -> None:
-        if self.endpoint is not None:
-            self.endpoint.receive(frame, self.fleet.now)
-            self.turn()
+        # A dead worker's last words are read before its death is noticed.
+        if self.core is not None:
+            self.core.worker_message(MODEL, made.incarnation, message, self.now())
 
     # --- the loop -----------------------------------------------------------------------------
 
     def turn(self) -> None:
-        if self.core is None or self.endpoint is None:
+        core, end = self.core, self.end
+        if core is None or end is None:
             return
-        lost = False
-        for event in self.endpoint.events():
-            match event:
-                case LinkUp():
-                    self.core.link_up(self.fleet.now)
-                case LinkDown():
-                    self.core.link_down(self.fleet.now)
-                    lost = True
-                case MessageReceived(message=message):
-                    self.core.link_message(message, self.fleet.now)
-        self._act(self.core, self.endpoint)
-        self.core.validate_state()
-        while self.address and (frame := self.endpoint.next_frame()) is not None:
-            self._to_head(frame)
-        self._arm(self.core, self.endpoint)
-        if lost and self.address:
-            self.disconnected("made again")
+        for address, link_id, event in end.take():
+            self._link_event(core, address, link_id, event)
+        self._act(core, end)
+        core.validate_state()
+        end.set_busy(core.is_busy)
+        end.flush()
+        self.arm()
 
-    def _act(self, core: AgentCore, endpoint: Endpoint) -> None:
+    def _link_event(self, core: AgentCore, address: bytes, link_id: int, event: object) -> None:
+        watch, now = self.fleet.watch, self.now()
+        match event:
+            case LinkUp(peer=peer, confirm=confirm) if isinstance(confirm, HeadConfirm):
+                self._head = address
+                if self.listens:
+                    self._seen_heads[peer.public] = (peer.incarnation, peer.hello_counter)
+                watch.link_up("node", self.name, link_id)
+                core.link_up(confirm, now)
+            case LinkDown():
+                if address == self._head:
+                    self._head = None
+                    watch.link_down("node", self.name, link_id)
+                    core.link_down(now)
+            case MessageReceived(message=message):
+                if address == self._head:
+                    watch.accepted("node", self.name, link_id, message)
+                    core.link_message(message, now)
+
+    def _act(self, core: AgentCore, end: Dialer | Listener) -> None:
         while actions := core.actions():
             for action in actions:
                 if isinstance(action, SendToHead):
-                    endpoint.send(action.message)
+                    if self._head is not None:
+                        end.send(self._head, action.message)
                 elif isinstance(action, SendToWorker) and self.worker is not None:
                     made = self.worker
-                    for message in made.receive(action.message):
+                    if type(action.message).__name__ == "Submit":
+                        self.fleet.watch.submitted(self, action.message)  # type: ignore[arg-type]
+                    for message in made.receive(action.message, self.fleet.now):
                         self._from_worker(made, message)
-        endpoint.set_busy(core.is_busy)
 
-    def _arm(self, core: AgentCore, endpoint: Endpoint) -> None:
-        times = [core.next_timeout(), endpoint.next_timeout()]
-        due = min((time for time in times if time is not None), default=None)
-        if due is None or (self._timer_at is not None and self._timer_at <= due):
-            return
-        self._timer_at = due
-        self.fleet.after(max(due - self.fleet.now, TURN_S), lambda: self._timeout(core))
+    def due(self) -> float | None:
+        if self.core is None or self.end is None:
+            return None
+        times = (self.core.next_timeout(), self.end.next_timeout())
+        return min((time for time in times if time is not None), default=None)
 
-    def _timeout(self, core: AgentCore) -> None:
-        if self.core is not core or self.endpoint is None:
-            return
-        self._timer_at = None
-        self.endpoint.handle_timeout(self.fleet.now)
-        core.handle_timeout(self.fleet.now)
-        self.turn()
+    def fire(self, now: float) -> None:
+        if self.core is not None and self.end is not None:
+            self.end.handle_timeout(now)
+            self.core.handle_timeout(now)
+
+    def _heartbeat(self) -> Heartbeat:
+        core = self.core
+        lag_ms = self.fleet.next_heartbeat()
+        return Heartbeat(loop_lag_ms=lag_ms) if core is None else core.heartbeat(lag_ms)

@@ -104,9 +104,11 @@ def test_node_that_gives_orders_to_the_head_loses_its_link_and_may_come_back() -
             lease_ms=1,
         )
     )
-    first = node.address
+    first = node.endpoint.link_id
     node.turn()
-    fleet.run_until(lambda: node.address not in (first, b""), 10.0)
+    fleet.run_until(
+        lambda: node.endpoint is not None and node.endpoint.link_id not in (first, None), 10.0
+    )
     fleet.run(1.0)
     stream = fleet.generate("after all", 10)
     fleet.finish(stream, limit_s=5.0)

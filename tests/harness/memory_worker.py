@@ -1,0 +1,220 @@
+"""Workers whose model is made up: its next token is a hash of the whole context.
+
+Any wrong context, seed, position or length shows in the tokens. The high bits of a token may name
+the generation that made it (a *mark*): the model does not look at them, an oracle does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from bus.ids import GenerationId, NumericsId, PackedIds, WorkerIncarnation, pack_ids
+from bus.messages import worker
+from bus.messages.link import Finish, Usage
+from tests.harness.memory_text import DIGEST
+
+WINDOW = 512
+LANES = 4
+#: A prompt with this token kills its worker at the first step.
+POISON = 7
+#: A token's own bits; what lies above is its mark.
+TOKEN_BITS = 8
+
+
+class Drawing:
+    """The made-up model on one context: gives one token after the other."""
+
+    __slots__ = ("_hash", "_index", "_salt")
+
+    def __init__(self, context: bytes, salt: bytes, index: int) -> None:
+        """`context` is packed ids, `index` the place in the answer of the next token."""
+        self._hash = hashlib.blake2b(context[::4], digest_size=2)
+        self._salt = salt
+        self._index = index
+
+    def draw(self) -> tuple[int, bool]:
+        """The next token, and whether the model would rather end here."""
+        state = self._hash
+        if self._salt:
+            state = state.copy()
+            state.update(self._salt + self._index.to_bytes(4, "little"))
+        drawn, other = state.digest()
+        return 32 + drawn % 94, other < 2
+
+    def push(self, token: int) -> None:
+        """A token was made."""
+        self._hash.update(bytes([token & 0xFF]))
+        self._index += 1
+
+
+@dataclass(frozen=True, slots=True)
+class MadeUpModel:
+    """Args: whether draws depend on seed and position; whether it may end by itself (eos)."""
+
+    seeded: bool = False
+    ends: bool = False
+
+    def drawing(self, context: bytes, *, seed: int, prompt_tokens: int, made: int) -> Drawing:
+        salt = f"{seed} {prompt_tokens}".encode() if self.seeded else b""
+        return Drawing(context, salt, made)
+
+    def answer(self, prompt: bytes, count: int, seed: int = 0) -> tuple[list[int], str]:
+        """All tokens of an answer, without marks, and why it ends."""
+        drawing = self.drawing(prompt, seed=seed, prompt_tokens=len(prompt) // 4, made=0)
+        tokens: list[int] = []
+        while len(tokens) < count:
+            token, would_end = drawing.draw()
+            if would_end and self.ends:
+                return tokens, "eos"
+            tokens.append(token)
+            drawing.push(token)
+        return tokens, "length"
+
+
+def expected_tokens(prompt: PackedIds, count: int) -> list[int]:
+    """What the plain made-up model answers to a prompt: printable, telling of every token."""
+    return MadeUpModel().answer(prompt, count)[0]
+
+
+@dataclass(slots=True)
+class _Sequence:
+    submit: worker.Submit
+    drawing: Drawing
+    started_s: float
+    made: int = 0
+    paused: bool = False
+
+
+@dataclass(slots=True)
+class MadeUpWorker:
+    """One worker process. A step makes `burst` tokens for each generation.
+
+    `answer`, when given, stands for the model: so many tokens of the answer to a prompt.
+    """
+
+    incarnation: WorkerIncarnation
+    window: int = WINDOW
+    answer: Callable[[PackedIds, int], list[int]] = expected_tokens
+    model: MadeUpModel = MadeUpModel()
+    burst: int = 1
+    mark: Callable[[GenerationId], int] = lambda _: 0
+    computed: Callable[[GenerationId, int, int], None] = lambda *_: None
+    running: dict[GenerationId, _Sequence] = field(default_factory=dict)
+    steps: int = 0
+    made: int = 0
+
+    def ready(self) -> worker.Ready:
+        return worker.Ready(
+            worker=self.incarnation,
+            window_tokens=self.window,
+            lanes=LANES,
+            kv_total_tokens=LANES * self.window,
+            numerics=NumericsId("made-up"),
+            tokenizer_digest=DIGEST,
+            device="none",
+            load_s=0.0,
+        )
+
+    @property
+    def poisoned(self) -> bool:
+        """Whether the next step kills this worker."""
+        return any(
+            not sequence.made and POISON in sequence.submit.context[::4]
+            for sequence in self.running.values()
+        )
+
+    def receive(self, message: object, now: float = 0.0) -> list[object]:
+        match message:
+            case worker.Submit():
+                self.running[message.generation] = _Sequence(message, self._drawing(message), now)
+                return [worker.Accepted(generation=message.generation)]
+            case worker.Cancel():
+                found = self.running.pop(message.generation, None)
+                return [] if found is None else [self._output([self._end(found, "cancelled")])]
+            case worker.Pause() | worker.Resume():
+                if message.generation in self.running:
+                    paused = isinstance(message, worker.Pause)
+                    self.running[message.generation].paused = paused
+                return []
+            case worker.Ping():
+                return [worker.Pong(nonce=message.nonce, stats=self._stats())]
+        return []
+
+    def step(self, now: float = 0.0) -> list[object]:
+        runs = []
+        self.steps += 1
+        for generation, sequence in list(self.running.items()):
+            if not sequence.paused:
+                run = self._advance(sequence, now)
+                if run.finish is not None:
+                    del self.running[generation]
+                runs.append(run)
+        return [self._output(runs)] if runs else []
+
+    def _advance(self, sequence: _Sequence, now: float) -> worker.OutputRun:
+        submit, first = sequence.submit, sequence.made
+        tokens: list[int] = []
+        reason = ""
+        mark = self.mark(submit.generation) << TOKEN_BITS
+        if submit.wall_ms and now - sequence.started_s >= submit.wall_ms / 1000:
+            reason = "expired"
+        while not reason and len(tokens) < self.burst:
+            if sequence.made == submit.max_new_tokens:
+                reason = "length"
+                break
+            token, would_end = self._draw(sequence)
+            if would_end:
+                reason = "eos"
+                break
+            tokens.append(token | mark)
+            self.computed(submit.generation, sequence.made, token | mark)
+            sequence.made += 1
+        self.made += len(tokens)
+        if reason:
+            return self._end(sequence, reason, first, tokens)
+        return worker.OutputRun(
+            generation=submit.generation, first_index=first, ids=pack_ids(tokens)
+        )
+
+    def _draw(self, sequence: _Sequence) -> tuple[int, bool]:
+        submit = sequence.submit
+        if self.answer is not expected_tokens:
+            prompt = PackedIds(submit.context[: 4 * submit.prompt_tokens])
+            place = submit.generated_tokens + sequence.made + 1
+            return self.answer(prompt, place)[-1], False
+        token, would_end = sequence.drawing.draw()
+        if would_end and self.model.ends:
+            return 0, True
+        sequence.drawing.push(token)
+        return token, False
+
+    def _drawing(self, submit: worker.Submit) -> Drawing:
+        return self.model.drawing(
+            submit.context,
+            seed=submit.sampling.seed,
+            prompt_tokens=submit.prompt_tokens,
+            made=submit.generated_tokens,
+        )
+
+    def _end(
+        self, sequence: _Sequence, reason: str, first: int | None = None, tokens: Sequence[int] = ()
+    ) -> worker.OutputRun:
+        usage = Usage(
+            prompt_tokens=len(sequence.submit.context) // 4, completion_tokens=sequence.made
+        )
+        return worker.OutputRun(
+            generation=sequence.submit.generation,
+            first_index=sequence.made if first is None else first,
+            ids=pack_ids(tokens),
+            finish=Finish(reason=reason, usage=usage),
+        )
+
+    def _output(self, runs: list[worker.OutputRun]) -> worker.Output:
+        return worker.Output(runs=tuple(runs), stats=self._stats())
+
+    def _stats(self) -> worker.WorkerStats:
+        return worker.WorkerStats(
+            steps=self.steps, decode_tokens=self.made, lanes_used=len(self.running)
+        )

@@ -1,0 +1,264 @@
+"""Callers: they ask, lose their connection or the head, come back with their cursor, and cancel.
+
+A caller checks what it gets: every token once, in order, as durable, and none after the end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.harness.memory_parts import MODEL
+from tests.harness.memory_worker import TOKEN_BITS
+from tests.sim.world.record import Plan, Violation
+
+if TYPE_CHECKING:
+    from tests.sim.world.world import World
+
+TOKEN_MASK = (1 << TOKEN_BITS) - 1
+#: How long a caller waits before it looks for a head that is gone, or comes back by itself.
+RETRY_S = (0.1, 0.8)
+GONE_S = (0.05, 1.0, 4.0, 9.0)
+
+
+class Caller:
+    """One call, over all the connections that it takes."""
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        self._world = world
+        self._rng = world.rng
+        self.plan = plan
+        self.got: list[int] = []
+        #: The next token that the present reader gets.
+        self._cursor = 0
+        self.session = ""
+        self.end: dict[str, Any] | None = None
+        self._client = b""
+        self._request = b""
+        self._asked = False
+        self._credit = plan.credit
+
+    @property
+    def closed(self) -> bool:
+        return self.end is not None
+
+    # --- asking -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Ask, as soon as there is a head."""
+        if self.closed:
+            return
+        if self._world.fleet.head is None:
+            self._world.fleet.after(self._rng.uniform(*RETRY_S), self.start)
+            return
+        self._asked = True
+        self.plan.asked_s = self.plan.asked_s or self._world.fleet.now
+        self._world.say(f"{self.plan.name} asks")
+        self._ask()
+
+    def _ask(self) -> None:
+        plan = self.plan
+        body: dict[str, Any] = {
+            "op": "generate",
+            "model": MODEL,
+            "tokens": list(plan.prompt[::4]),
+            "max_new": plan.max_new,
+            "seed": plan.seed,
+            "credit": plan.credit,
+            "on_disconnect": "keep" if plan.keep else "cancel",
+        }
+        if plan.key is not None:
+            body["key"] = plan.key
+        if plan.wall_ms:
+            body["max_wall_ms"] = plan.wall_ms
+        self._cursor = 0
+        self._send(body)
+
+    def _attach(self) -> None:
+        named = {"key": self.plan.key} if self.plan.key else {"session": self.session}
+        self._cursor = len(self.got)
+        body = {"op": "attach", "offset": self._cursor, "credit": self.plan.credit, **named}
+        self._send(body)
+
+    def _send(self, body: dict[str, Any]) -> None:
+        callers = self._world.callers
+        self._client, self._request = callers.connect(self), callers.request()
+        self._credit = self.plan.credit
+        requests = self._world.oracle.store.requests
+        requests[self._client, self._request] = bytes(self.plan.prompt)
+        self._world.fleet.to_head(self._client, {"id": self._request, **body})
+
+    # --- losing and coming back -----------------------------------------------------------------
+
+    def head_died(self) -> None:
+        if self._asked and not self.closed:
+            self._client = b""
+            self._world.fleet.after(self._rng.uniform(*RETRY_S), self.come_back)
+
+    def drop(self) -> None:
+        """The caller's connection ends; it comes back after a while."""
+        head = self._world.fleet.head
+        if self.closed or not self._client or head is None:
+            return
+        self._world.say(f"{self.plan.name} drops its connection")
+        client, self._client = self._client, b""
+        self._world.callers.forget(client)
+        head.client_gone(client)
+        self.plan.unread_since = self._world.fleet.now
+        back_s = self._rng.choice(GONE_S)
+        self._world.fleet.after(back_s, self.come_back)
+
+    def come_back(self) -> None:
+        """Continue from the cursor, by key or session; without either the call is lost."""
+        if self.closed or self._client:
+            return
+        if self._world.fleet.head is None:
+            self._world.fleet.after(self._rng.uniform(*RETRY_S), self.come_back)
+            return
+        plan = self.plan
+        if plan.unread_since is not None:
+            plan.unread_s += self._world.fleet.now - plan.unread_since
+            plan.unread_since = None
+        self._world.say(f"{plan.name} comes back at {len(self.got)}")
+        if plan.key is not None and self._rng.random() < 0.5:
+            self._ask()
+        elif plan.key is not None or self.session:
+            self._attach()
+        else:
+            self.end = {"kind": "lost"}
+
+    def cancel(self) -> None:
+        """Stop the call, and be at once ready for the next."""
+        if self.closed or not self._client or not self._asked:
+            return
+        self.plan.cancelled_s = self._world.fleet.now
+        self._world.say(f"{self.plan.name} cancels")
+        body = {"op": "cancel", "id": self._world.callers.request(), "about": self._request}
+        self._world.fleet.to_head(self._client, body)
+
+    # --- replies ------------------------------------------------------------------------------
+
+    def replied(self, body: dict[str, Any]) -> None:
+        if body.get("id") != self._request:
+            return  # Of a cancel or a more.
+        if self.closed:
+            raise Violation(f"{self.plan.name} got {body} after its end")
+        if body["kind"] == "event":
+            self._event(body)
+        elif body["kind"] == "end":
+            self._ended(body)
+        else:
+            self._failed(body)
+
+    def _event(self, body: dict[str, Any]) -> None:
+        self._credit -= 1
+        if body["type"] == "token":
+            self._tokens(body["offset"], list(body["tokens"]))
+        elif body["type"] == "placed":
+            self.session = body["session"]
+        elif body["type"] == "moved" and body["offset"] > self._durable():
+            raise Violation(f"moved at {body['offset']}, above what is durable")
+        if self._credit < 0:
+            raise Violation(f"{self.plan.name} got events without credit")
+        if self._credit <= self.plan.credit // 2:
+            more = self.plan.credit - self._credit
+            self._credit += more
+            request = self._world.callers.request()
+            asked = {"op": "more", "id": request, "about": self._request, "credit": more}
+            self._world.fleet.to_head(self._client, asked)
+
+    def _durable(self) -> int:
+        answer = self._world.oracle.store.answer_of(self.plan)
+        return 0 if answer is None else len(answer.tokens)
+
+    def _tokens(self, offset: int, tokens: list[int]) -> None:
+        plan = self.plan
+        if offset != self._cursor:
+            raise Violation(f"{plan.name} got tokens at {offset}; {self._cursor} is next")
+        if not tokens:
+            raise Violation(f"{plan.name} got an empty token event")
+        answer = self._world.oracle.store.answer_of(plan)
+        kept = [] if answer is None else answer.tokens[offset : offset + len(tokens)]
+        if kept != tokens:
+            raise Violation(f"{plan.name} got {tokens} at {offset}; durable is {kept}")
+        if [token & TOKEN_MASK for token in tokens] != plan.expected[offset : offset + len(tokens)]:
+            raise Violation(f"{plan.name} got wrong tokens at {offset}")
+        self._cursor += len(tokens)
+        self.got[offset : offset + len(tokens)] = tokens
+
+    def _ended(self, body: dict[str, Any]) -> None:
+        plan, finish = self.plan, body["finish"]
+        self.end = body
+        self._world.say(f"{plan.name} ends {finish} at {len(self.got)}")
+        if body["offset"] != self._cursor or len(self.got) != self._cursor:
+            raise Violation(f"{plan.name} ended at {body['offset']} with {self._cursor} tokens")
+        answer = self._world.oracle.store.answer_of(plan)
+        if answer is not None:
+            if answer.finish is None or answer.finish.finish != finish:
+                raise Violation(f"{plan.name} ended {finish}; durable is {answer.finish}")
+        elif finish != "cancelled":
+            raise Violation(f"{plan.name} ended {finish} and was never stored")
+        self._world.record.count(f"end {finish}")
+
+    def _failed(self, body: dict[str, Any]) -> None:
+        plan, error = self.plan, body["error"]
+        self.end = body
+        self._world.say(f"{plan.name} fails {error['code']} at {len(self.got)}: {error['message']}")
+        now = self._world.fleet.now
+        store = self._world.oracle.store
+        answer = store.answer_of(plan)
+        if error["code"] == "not_found":
+            # Asked for by its key or session, after a head died that had not stored it.
+            if answer is not None:
+                raise Violation(f"{plan.name} is stored and was not found")
+            self._world.record.count("error not_found")
+            return
+        if answer is None:
+            why = self._world.oracle.verdicts.judge_error(None, plan, error, now)
+            if why:
+                raise Violation(f"{plan.name} failed {error}: {why}")
+        elif answer.error is None or answer.error["code"] != error["code"]:
+            raise Violation(f"{plan.name} failed {error}; durable is {answer.error}")
+        elif len(self.got) != len(answer.tokens):
+            raise Violation(f"{plan.name} failed with {len(self.got)} of {len(answer.tokens)}")
+
+
+class Callers:
+    """All callers of a world, and whose reply is whose."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.all: list[Caller] = []
+        self._by_client: dict[bytes, Caller] = {}
+        self._numbers = 0
+
+    def add(self, caller: Caller) -> None:
+        self.all.append(caller)
+
+    def request(self) -> bytes:
+        self._numbers += 1
+        return f"r{self._numbers}".encode()
+
+    def connect(self, caller: Caller) -> bytes:
+        """A connection of its own for a caller."""
+        self._numbers += 1
+        client = f"c{self._numbers}".encode()
+        self._by_client[client] = caller
+        return client
+
+    def forget(self, client: bytes) -> None:
+        self._by_client.pop(client, None)
+
+    def replied(self, client: bytes, body: dict[str, Any]) -> None:
+        caller = self._by_client.get(client)
+        if caller is not None:
+            caller.replied(body)
+
+    def head_died(self) -> None:
+        """Every connection is gone."""
+        self._by_client.clear()
+        for caller in self.all:
+            caller.head_died()
+
+    @property
+    def open(self) -> list[Caller]:
+        return [caller for caller in self.all if not caller.closed]

@@ -1,0 +1,146 @@
+"""What nodes may compute: only sessions that are theirs, within leases and windows."""
+
+from __future__ import annotations
+
+from bus.event_window import WINDOW_EVENTS
+from bus.ids import GenerationId
+from bus.messages.link import (
+    Declined,
+    GenerateReq,
+    LeaseGrant,
+    Lost,
+    Reconcile,
+    ReconcileAck,
+    Refused,
+    SessionAssign,
+    WatermarkAck,
+)
+from bus.messages.worker import Submit
+from tests.harness.memory_node import NodeHost
+from tests.harness.memory_worker import POISON, TOKEN_BITS
+from tests.sim.world.record import Record, Violation
+
+#: A fence may come so late: a turn of the loop, and a step of the worker that is under way.
+FENCE_S = 0.5
+
+
+class NodeRules:
+    """Args: the record, and the seconds of a worker's step."""
+
+    def __init__(self, record: Record, step_s: float) -> None:
+        self._record = record
+        self._late_s = FENCE_S + 2 * step_s
+        #: By node: what it answered to the latest Reconcile.
+        self.reconciled: dict[str, list[ReconcileAck]] = {}
+        #: Links are being cut when everything is over: nothing may be left to reconcile.
+        self.must_agree = False
+
+    # --- what nodes and head are told -----------------------------------------------------------
+
+    def node_took(self, node: NodeHost, message: object, now: float) -> None:
+        record, name = self._record, node.name
+        match message:
+            case SessionAssign():
+                place = record.assigned.setdefault((message.session, message.epoch), name)
+                if place != name:
+                    raise Violation(f"epoch {message.epoch:x} is on {place} and on {name}")
+                lease = (name, message.session, message.epoch)
+                until = now + message.lease_ms / 1000 / node.rate
+                record.leases[lease] = max(until, record.leases.get(lease, 0.0))
+            case LeaseGrant():
+                until = node.true_time(message.sent_at_s + message.lease_ms / 1000)
+                for ref in message.leases:
+                    lease = (name, ref.session, ref.epoch)
+                    if until > record.leases.get(lease, until):
+                        record.leases[lease] = until
+            case GenerateReq():
+                run = record.runs.get(message.generation)
+                if run is None or run.row.node != name or run.row.epoch != message.epoch:
+                    raise Violation(f"{name} was given a generation that is not its own")
+            case WatermarkAck():
+                for mark in message.watermarks:
+                    self._acknowledged(mark.generation, mark.committed)
+            case Reconcile():
+                for view in message.sessions:
+                    for known in view.generations:
+                        self._acknowledged(known.generation, known.committed)
+
+    def _acknowledged(self, generation: GenerationId, committed: int) -> None:
+        acknowledged = self._record.acknowledged
+        acknowledged[generation] = max(committed, acknowledged.get(generation, 0))
+
+    def head_took(self, node: str, message: object) -> None:
+        match message:
+            case Lost() | Declined():
+                run = self._record.runs.get(message.generation)
+                if run is not None:
+                    run.given_up = True
+            case Refused():
+                generation = self._record.epochs.get(message.epoch)
+                if generation is not None:
+                    self._record.runs[generation].given_up = True
+            case ReconcileAck():
+                if not message.page:
+                    self.reconciled[node] = []
+                self.reconciled[node].append(message)
+                if self.must_agree and (
+                    message.dropped or any(view.generations for view in message.sessions)
+                ):
+                    raise Violation(f"{node} had something left when all was over: {message}")
+
+    # --- what workers do ----------------------------------------------------------------------
+
+    def submitted(self, node: NodeHost, submit: Submit, now: float) -> None:
+        run = self._record.runs.get(submit.generation)
+        if run is None:
+            raise Violation(f"{node.name} runs generation {submit.generation:x}: never placed")
+        row, plan = run.row, run.answer.plan
+        if row.node != node.name:
+            raise Violation(f"generation {row.generation:x} of {row.node} runs on {node.name}")
+        if submit.context != run.answer.context(row.first_offset):
+            raise Violation(f"{node.name} runs {plan and plan.name} on a wrong context")
+        if plan is None:
+            return
+        asked = (submit.sampling.seed, submit.max_new_tokens, submit.generated_tokens)
+        if asked != (plan.seed, plan.max_new - row.first_offset, row.first_offset):
+            raise Violation(f"{node.name} runs {plan.name} with wrong options: {submit}")
+        covered = sum(segment.tokens for segment in submit.segments)
+        by_step = sum(segment.tokens for segment in submit.segments if segment.by_step)
+        if submit.segments and covered != len(submit.context) // 4:
+            raise Violation("segments do not cover the context")
+        if plan.session is None and by_step != row.first_offset:
+            raise Violation(f"{by_step} tokens are computed by step, not {row.first_offset}")
+
+    def computed(self, node: NodeHost, generation: GenerationId, index: int, now: float) -> None:
+        record = self._record
+        run = record.runs[generation]
+        record.made[generation] = max(index + 1, record.made.get(generation, 0))
+        kept = index + 1 - record.acknowledged.get(generation, 0)
+        if kept > WINDOW_EVENTS:
+            raise Violation(f"{node.name} keeps {kept} events of one generation")
+        facts = record.node(node.name)
+        if facts.paused_since is not None or now - facts.resumed_s < self._late_s:
+            return  # Its agent can not fence while it is stopped.
+        until = record.leases.get((node.name, run.row.session, run.row.epoch))
+        if until is None or now > until + self._late_s:
+            raise Violation(f"{node.name} computes {now - (until or 0):.1f} s after its lease")
+
+    def worker_died(self, running: list[GenerationId]) -> None:
+        for generation in running:
+            run = self._record.runs.get(generation)
+            if run is None:
+                continue
+            run.answer.deaths += 1
+            plan = run.answer.plan
+            if plan is not None and plan.poison and not self._record.made.get(generation):
+                run.answer.kills += 1
+
+    def mark(self, generation: GenerationId) -> int:
+        return self._record.mark(generation)
+
+
+def is_poisoned(prompt: bytes) -> bool:
+    return POISON in prompt[::4]
+
+
+__all__ = ["TOKEN_BITS", "NodeRules", "is_poisoned"]

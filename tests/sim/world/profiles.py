@@ -1,0 +1,121 @@
+"""Kinds of runs: how much of what goes wrong. The seed chooses the profile, unless one is named."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Ranges are (least, most); a choice is drawn from them for each run. Times in seconds."""
+
+    name: str
+    nodes: tuple[int, int] = (2, 3)
+    calls: tuple[int, int] = (6, 10)
+    tokens: tuple[int, int] = (5, 60)
+    bursts: tuple[int, ...] = (1, 2, 4)
+    step_s: tuple[float, ...] = (0.1, 0.2)
+    #: Mean time between faults, and their kinds with weights.
+    fault_every_s: tuple[float, ...] = (1.0, 2.0, 4.0)
+    faults: dict[str, int] = field(default_factory=dict)
+    faulty_s: tuple[float, float] = (12.0, 25.0)
+    drop: tuple[float, ...] = (0.0,)
+    duplicate: tuple[float, ...] = (0.0,)
+    reorder: tuple[float, ...] = (0.0,)
+    misdirect: tuple[float, ...] = (0.0,)
+    delay_s: tuple[float, ...] = (0.0005, 0.005, 0.05)
+    commit_s: tuple[float, ...] = (0.0005, 0.005, 0.03)
+    lease_s: tuple[float, ...] = (3.0, 6.0, 20.0)
+    silence_s: tuple[float, ...] = (3.0, 6.0, 15.0)
+    reattach_s: tuple[float, ...] = (0.2, 0.5, 2.0)
+    adopt_s: tuple[float, ...] = (1.0, 3.0)
+    failover_wait_s: tuple[float, ...] = (15.0, 40.0)
+    drift: float = 0.04
+    #: Shares of calls: with a key, cancelled, with a wall budget, dropped by their client.
+    keyed: float = 0.5
+    cancelled: float = 0.2
+    budgeted: float = 0.1
+    dropped: float = 0.15
+    poisoned: float = 0.0
+    #: Share of callers that keep a session of several turns.
+    sessions: float = 0.0
+    small_credit: float = 0.2
+    #: Whether answers may end by themselves, before their budget.
+    ends: bool = True
+
+
+CRASHES = {"crash_node": 2, "crash_worker": 2, "crash_head": 2, "crash_in_commit": 2}
+CABLES = {"partition": 3, "one_way": 3, "cut": 2, "flap": 2}
+PAUSES = {"pause_node": 3, "pause_head": 1, "pause_worker": 2}
+
+PROFILES = (
+    Profile(name="calm", fault_every_s=(8.0,), faults={"cut": 2, "crash_worker": 1}),
+    Profile(
+        name="lossy",
+        drop=(0.002, 0.01),
+        duplicate=(0.0, 0.05),
+        reorder=(0.0, 0.01),
+        misdirect=(0.0, 0.01),
+        fault_every_s=(4.0,),
+        faults=CABLES,
+    ),
+    Profile(
+        name="crashy", faults=CRASHES | {"cut": 2, "slow_disk": 1}, commit_s=(0.0005, 0.03, 0.2)
+    ),
+    Profile(name="partitions", faults=CABLES | {"crash_head": 1}, duplicate=(0.0, 0.02)),
+    Profile(name="pauses", faults=PAUSES | {"cut": 1}),
+    Profile(
+        name="slow-disk",
+        commit_s=(0.1, 0.4, 1.0),
+        faults=CRASHES | {"slow_disk": 4, "cut": 2},
+        fault_every_s=(3.0,),
+    ),
+    Profile(
+        name="wide-window",
+        calls=(2, 4),
+        nodes=(1, 2),
+        tokens=(900, 2400),
+        bursts=(32, 64),
+        step_s=(0.1,),
+        faults=CABLES | {"pause_head": 2, "slow_disk": 2, "crash_head": 1},
+        lease_s=(20.0,),
+        cancelled=0.1,
+        budgeted=0.0,
+        ends=False,
+    ),
+    Profile(
+        name="worker-killer",
+        faults={"crash_worker": 8, "crash_node": 1, "cut": 1},
+        fault_every_s=(0.8, 1.5),
+        poisoned=0.05,
+    ),
+    Profile(name="poison", poisoned=0.25, faults={"cut": 1, "crash_head": 1}, fault_every_s=(5.0,)),
+    Profile(
+        name="multi-turn",
+        sessions=0.7,
+        calls=(3, 5),
+        tokens=(3, 25),
+        faults=CRASHES | CABLES | PAUSES,
+        fault_every_s=(1.5, 3.0),
+        cancelled=0.4,
+    ),
+    Profile(
+        name="everything",
+        faults=CRASHES | CABLES | PAUSES | {"slow_disk": 2},
+        drop=(0.0, 0.002),
+        duplicate=(0.0, 0.02),
+        reorder=(0.0, 0.005),
+        misdirect=(0.0, 0.002),
+        poisoned=0.03,
+        sessions=0.3,
+    ),
+)
+BY_NAME = {profile.name: profile for profile in PROFILES}
+
+
+def choose(seed: int, name: str | None = None) -> Profile:
+    """The profile of a seed."""
+    return (
+        BY_NAME[name] if name else PROFILES[random.Random(seed ^ 0x5EED).randrange(len(PROFILES))]
+    )

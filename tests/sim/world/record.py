@@ -1,0 +1,144 @@
+"""What the oracle knows: plans of calls, what was committed, and every fault with its time.
+
+It is written from what is seen outside of the cores (rows that landed, messages that were taken,
+tokens that workers made), never from what a core says of itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bus.ids import Epoch, GenerationId, NodeIdentity, PackedIds, SessionId, pack_ids
+from head.rows import PutAnswer, PutFinish, PutGeneration
+
+
+class Violation(AssertionError):
+    """A rule of the system does not hold."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """One call as its caller means it, and what the model must answer."""
+
+    name: str
+    prompt: PackedIds
+    max_new: int
+    seed: int
+    expected: list[int]
+    reason: str
+    key: str | None = None
+    wall_ms: int = 0
+    poison: bool = False
+    keep: bool = False
+    credit: int = 4096
+    #: Of a turn: the made session, and how much of its context is before this prompt.
+    session: SessionId | None = None
+    #: When its caller asked for it, and for its end; when its reader went away.
+    asked_s: float = 0.0
+    cancelled_s: float | None = None
+    unread_since: float | None = None
+    unread_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Run:
+    """One generation as committed."""
+
+    row: PutGeneration
+    answer: Answer
+    at_s: float
+    #: Tokens of it that are durable, and whether its finish is.
+    committed: int = 0
+    finished: bool = False
+    #: The head has heard from its node that it can not go on.
+    given_up: bool = False
+
+    @property
+    def watermark(self) -> int:
+        return self.committed + self.finished
+
+
+@dataclass(slots=True)
+class Answer:
+    """One answer as committed."""
+
+    row: PutAnswer
+    plan: Plan | None
+    at_s: float
+    tokens: list[int] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    finish: PutFinish | None = None
+    error: dict[str, object] | None = None
+    #: Workers that died while they ran it.
+    deaths: int = 0
+    #: Of those, the ones that it killed.
+    kills: int = 0
+
+    @property
+    def latest(self) -> Run | None:
+        return self.runs[-1] if self.runs else None
+
+    def context(self, offset: int) -> PackedIds:
+        """Its context with so many tokens of its own."""
+        prompt = self.plan.prompt if self.plan is not None else self.row.prompt
+        return PackedIds(prompt + pack_ids(self.tokens[:offset]))
+
+
+@dataclass(slots=True)
+class NodeFacts:
+    """What became of one node."""
+
+    name: str
+    started_s: float = 0.0
+    #: The latest death of its agent or worker, and end of its link.
+    broken_s: float = -1.0
+    worker_died_s: float = -1.0
+    #: Since when the head takes its link to be up; None while down.
+    linked_since: float | None = None
+    link_down_s: float = 0.0
+    #: Times of (down, up again).
+    outages: list[tuple[float, float]] = field(default_factory=list)
+    paused_since: float | None = None
+    resumed_s: float = -1.0
+    worker_is_ready: bool = False
+    is_up: bool = False
+
+
+@dataclass(slots=True)
+class Record:
+    """All facts of one run of the simulator."""
+
+    plans: dict[bytes, Plan] = field(default_factory=dict)
+    answers: dict[int, Answer] = field(default_factory=dict)
+    runs: dict[GenerationId, Run] = field(default_factory=dict)
+    epochs: dict[Epoch, GenerationId] = field(default_factory=dict)
+    sessions: dict[SessionId, list[Answer]] = field(default_factory=dict)
+    marks: dict[GenerationId, int] = field(default_factory=dict)
+    nodes: dict[str, NodeFacts] = field(default_factory=dict)
+    #: Where each epoch of a session was assigned.
+    assigned: dict[tuple[SessionId, Epoch], str] = field(default_factory=dict)
+    #: Until when (true time) a node may compute for a session of an epoch.
+    leases: dict[tuple[str, SessionId, Epoch], float] = field(default_factory=dict)
+    #: Tokens made of a generation, and what its node knows to be durable.
+    made: dict[GenerationId, int] = field(default_factory=dict)
+    acknowledged: dict[GenerationId, int] = field(default_factory=dict)
+    head_started_s: float = 0.0
+    head_starts: int = 0
+    head_paused: bool = False
+    #: Since when some node could serve; None while none can.
+    served_since: float | None = None
+    unserved_since: float = 0.0
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def mark(self, generation: GenerationId) -> int:
+        """The mark that a generation's tokens carry."""
+        return self.marks.setdefault(generation, len(self.marks) + 1)
+
+    def node(self, name: str | NodeIdentity) -> NodeFacts:
+        facts = self.nodes.get(name)
+        if facts is None:
+            facts = self.nodes[str(name)] = NodeFacts(str(name))
+        return facts

@@ -1,0 +1,210 @@
+"""What may become durable, in which order, and what may leave the head on top of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+
+from bus.ids import count_ids, unpack_ids
+from bus.messages.link import GenerateReq, Reconcile, SessionAssign, WatermarkAck
+from head.effects import Effects, Output, Persist, Reply, SendLink
+from head.rows import PurgeAnswers, PutAnswer, PutFinish, PutGeneration, PutTokens
+from tests.harness.memory_worker import TOKEN_BITS
+from tests.sim.world.record import Answer, Record, Run, Violation
+from tests.sim.world.verdicts import Verdicts
+
+TOKEN_MASK = (1 << TOKEN_BITS) - 1
+
+
+class StoreRules:
+    """The output-commit rule, unique numbers, one end, and tokens that are the model's.
+
+    Args:
+        record: what is known.
+        verdicts: judges ends and moves.
+    """
+
+    def __init__(self, record: Record, verdicts: Verdicts) -> None:
+        self._record = record
+        self._verdicts = verdicts
+        self._durable = 0
+        #: By output: the lsn of the rows of its round or before, counted here.
+        self._needs: dict[int, tuple[Output, int]] = {}
+        self._submitted = 0
+        #: By client and request: the plan's name, to find the answer of a reply.
+        self.requests: dict[tuple[bytes, bytes], bytes] = {}
+
+    def head_started(self) -> None:
+        self._durable = self._submitted = 0
+        self._needs.clear()
+
+    # --- commits ------------------------------------------------------------------------------
+
+    def effects(self, effects: Effects) -> None:
+        if effects.persist is not None:
+            self._submitted += 1
+            if effects.persist.lsn != self._submitted:
+                raise Violation(f"lsn {effects.persist.lsn} after {self._submitted - 1}")
+        for tagged in effects.outputs:
+            self._needs[id(tagged.output)] = (tagged.output, self._submitted)
+
+    def committed(self, persist: Persist, now: float) -> None:
+        self._durable = persist.lsn
+        for row in persist.rows:
+            match row:
+                case PutAnswer():
+                    self._put_answer(row, now)
+                case PutGeneration():
+                    self._put_generation(row, now)
+                case PutTokens():
+                    self._put_tokens(row)
+                case PutFinish():
+                    self._put_finish(row, now)
+                case PurgeAnswers():
+                    raise Violation("answers were purged long before their time")
+
+    def _put_answer(self, row: PutAnswer, now: float) -> None:
+        record = self._record
+        if row.answer in record.answers:
+            raise Violation(f"answer {row.answer:x} was stored twice")
+        plan = record.plans.get(bytes(row.prompt)) if row.prompt else self._turn(row)
+        if plan is None:
+            raise Violation(f"answer {row.answer:x} has a prompt that nobody asked for")
+        answer = record.answers[row.answer] = Answer(row, plan, now)
+        record.sessions.setdefault(row.session, []).append(answer)
+
+    def _turn(self, row: PutAnswer) -> Any:
+        """The turn of a made session that begins after so many tokens of its context."""
+        return self._record.plans.get(f"{row.session} {row.context_tokens}".encode())
+
+    def _put_generation(self, row: PutGeneration, now: float) -> None:
+        record = self._record
+        answer = self._answer(row.answer)
+        if row.generation in record.runs:
+            raise Violation(f"generation id {row.generation:x} was used twice")
+        if row.epoch in record.epochs:
+            raise Violation(f"epoch {row.epoch:x} was used twice")
+        latest = answer.latest
+        if latest is not None:
+            if row.epoch <= latest.row.epoch:
+                raise Violation(f"epoch {row.epoch:x} came after {latest.row.epoch:x}")
+            self._verdicts.judge_move(answer, latest, now)
+            record.count("moves")
+        if answer.finish is not None:
+            raise Violation(f"answer {row.answer:x} was placed after its end")
+        if row.first_offset != len(answer.tokens):
+            raise Violation(f"placed from {row.first_offset}; {len(answer.tokens)} are durable")
+        run = Run(row, answer, now)
+        record.runs[row.generation] = record.runs.get(row.generation, run)
+        record.epochs[row.epoch] = row.generation
+        answer.runs.append(run)
+
+    def _put_tokens(self, row: PutTokens) -> None:
+        answer = self._answer(row.answer)
+        run = answer.latest
+        if run is None or run.row.generation != row.generation:
+            raise Violation(f"tokens of generation {row.generation:x} after it was replaced")
+        if answer.finish is not None:
+            raise Violation("tokens after the end of their answer")
+        if row.offset != len(answer.tokens):
+            raise Violation(f"tokens at {row.offset}; {len(answer.tokens)} is next")
+        mark = self._record.marks.get(row.generation)
+        for place, token in enumerate(unpack_ids(row.ids), start=row.offset):
+            if token >> TOKEN_BITS != mark:
+                raise Violation(
+                    f"token {place} is said to be of generation {row.generation:x} and is not"
+                )
+            self._check_token(answer, place, token)
+            answer.tokens.append(token)
+        run.committed += count_ids(row.ids)
+
+    def _check_token(self, answer: Answer, place: int, token: int) -> None:
+        plan = answer.plan
+        if plan is None or place >= len(plan.expected):
+            raise Violation(f"token {place} of an answer that has no such token")
+        if token & TOKEN_MASK != plan.expected[place]:
+            raise Violation(
+                f"token {place} of {plan.name} is {token & TOKEN_MASK}, not {plan.expected[place]}"
+            )
+
+    def _put_finish(self, row: PutFinish, now: float) -> None:
+        answer = self._record.answers.get(row.answer)
+        if answer is None:
+            return  # It was never stored: it ended before it was placed.
+        if answer.finish is not None:
+            raise Violation(f"answer {row.answer:x} ended twice")
+        answer.finish = row
+        if row.error:
+            answer.error = msgpack.unpackb(row.error)
+        if answer.latest is not None:
+            answer.latest.finished = True
+        if row.completion_tokens != len(answer.tokens):
+            raise Violation(f"{row.completion_tokens} tokens at the end, not {len(answer.tokens)}")
+        self._verdicts.judge_end(answer, row.finish, answer.error, now)
+
+    def _answer(self, number: int) -> Answer:
+        answer = self._record.answers.get(number)
+        if answer is None:
+            raise Violation(f"rows for answer {number:x}, which is not stored")
+        return answer
+
+    # --- what leaves --------------------------------------------------------------------------
+
+    def released(self, output: Output) -> None:
+        known, lsn = self._needs.pop(id(output), (None, 0))
+        if known is not output:
+            raise Violation(f"{output} left twice, or was never decided")
+        if lsn > self._durable:
+            raise Violation(f"{output} left at lsn {self._durable}; it rests on {lsn}")
+        match output:
+            case SendLink(message=message):
+                self._check_message(message)
+            case Reply(client=client, body=body):
+                self._check_reply(client, body)
+
+    def _check_message(self, message: object) -> None:
+        record = self._record
+        match message:
+            case WatermarkAck():
+                for mark in message.watermarks:
+                    run = record.runs.get(mark.generation)
+                    self._check_watermark(run, mark.committed)
+            case GenerateReq():
+                run = record.runs.get(message.generation)
+                if run is None or run.row.epoch != message.epoch:
+                    raise Violation(f"{message} left before its row was durable")
+            case SessionAssign():
+                if message.epoch not in record.epochs and message.session not in record.sessions:
+                    raise Violation(f"{message} left before its row was durable")
+            case Reconcile():
+                for view in message.sessions:
+                    for known in view.generations:
+                        self._check_watermark(record.runs.get(known.generation), known.committed)
+
+    def _check_watermark(self, run: Run | None, committed: int) -> None:
+        if run is None:
+            raise Violation("a generation is acknowledged that was never placed")
+        over = run.answer.finish is not None or run.answer.latest is not run
+        if committed > run.watermark and not over:
+            raise Violation(f"{committed} events are acknowledged; {run.watermark} are durable")
+
+    def _check_reply(self, client: bytes, body: dict[str, Any]) -> None:
+        prompt = self.requests.get((client, body.get("id") or b""))
+        if prompt is None:
+            return
+        plan = self._record.plans[prompt]
+        answer = self.answer_of(plan)
+        if body["kind"] == "event" and body["type"] == "token":
+            have = 0 if answer is None else len(answer.tokens)
+            if body["offset"] + len(body["tokens"]) > have:
+                raise Violation(f"tokens left for {plan.name} before they were durable")
+        if body["kind"] == "end" and answer is not None and answer.finish is None:
+            raise Violation(f"the end of {plan.name} left before it was durable")
+
+    def answer_of(self, plan: Any) -> Answer | None:
+        """What was stored of a plan."""
+        for answer in self._record.answers.values():
+            if answer.plan is plan:
+                return answer
+        return None
