@@ -1,60 +1,47 @@
 """The side of a ROUTER: a link for each return address, and what a stranger may cost.
 
 An address may hold two endpoints at once: the link that is up, and a newer handshake of the same
-peer that replaces it once it confirms. Until a peer's Hello verified it holds nothing here.
+peer. Until a peer's Hello verified it holds nothing here. Who confirmed takes the place of an older
+link of its key: at once when that is the same process on a new connection, else after the older
+one did not answer a probe.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from functools import partial
 
+from bus.address_slot import AddressSlot, Contest
+from bus.admission import AdmissionControl, describe, same_process, shared_folder_text
 from bus.crypto import Entropy
 from bus.endpoint import Endpoint
 from bus.errors import DecodeError
 from bus.frames import SEALED_KINDS, Frame, FrameKind, pack_header, parse_frame
-from bus.handshake import Admission, HelloGuard
+from bus.handshake import Admission
+from bus.handshake_steps import HandshakeStep, take_hello
+from bus.hello_guard import Mark
 from bus.link import (
     HandshakeRefused,
     LinkEvent,
     LinkIdentity,
     LinkLimits,
     LinkUp,
+    PeerConfirmed,
     PeerInfo,
     PeerRefused,
     Refusal,
 )
 from bus.messages.link import Heartbeat
-from bus.rate_limit import KeyedBuckets, TokenBucket
+from bus.self_suspicion import SelfSuspicion
+from bus.wakeups import Wakeups
 
 #: Handshakes that wait for a Confirm; above it the oldest is cut.
 MAX_HALF_OPEN = 64
-#: Hellos that failed, for one address; good ones cost nothing.
-FAILED_HELLOS_PER_S = 20.0
-FAILED_HELLOS_BURST = 5.0
-#: Diffie-Hellman exchanges for keys that were never seen; 50 cost some 1% of a core.
-UNKNOWN_KEYS_PER_S = 50.0
 #: A ROUTER can not wait for one peer; a frame that it refused is tried again after this.
 REFUSED_RETRY_S = 0.005
-#: So often may one identity's link be replaced; two processes that share a key would never stop.
-MAX_REPLACEMENTS = 3
-REPLACEMENT_WINDOW_S = 60.0
 #: Stale and Reject answers that wait for the socket; more are dropped, the peers ask again.
 MAX_ANSWERS = 256
-
-
-@dataclass(slots=True)
-class _Slot:
-    """What one address holds."""
-
-    link: Endpoint | None = None
-    half_open: Endpoint | None = None
-    #: When the socket refused its last frame, until when it is left alone.
-    blocked_until: float = 0.0
-
-    def endpoints(self) -> list[Endpoint]:
-        return [found for found in (self.link, self.half_open) if found]
 
 
 class Acceptor:
@@ -68,6 +55,7 @@ class Acceptor:
             owner stores them from each `LinkUp`.
         admit: further checks of a peer (enrolment, pins), before any Diffie-Hellman.
         heartbeat: the content of the next heartbeat.
+        suspicion: shared by all links of the process.
     """
 
     def __init__(
@@ -76,23 +64,28 @@ class Acceptor:
         *,
         entropy: Entropy,
         limits: LinkLimits | None = None,
-        last_seen: Callable[[bytes], tuple[int, int] | None] = lambda _: None,
+        last_seen: Callable[[bytes], Mark | None] = lambda _: None,
         admit: Admission = lambda _: None,
         heartbeat: Callable[[], Heartbeat] = Heartbeat,
+        suspicion: SelfSuspicion | None = None,
     ) -> None:
         self.identity = identity
         self.limits = limits or LinkLimits()
         self._entropy = entropy
-        self._guard = HelloGuard(last_seen)
-        self._admit_more = admit
         self._heartbeat = heartbeat
+        self._suspicion = suspicion or SelfSuspicion()
+        self._control = AdmissionControl(
+            identity, last_seen=last_seen, admit=admit, linked=self._linked_peers
+        )
         #: In order of the newest handshake; an address without endpoints is not in it.
-        self._slots: dict[bytes, _Slot] = {}
+        self._slots: dict[bytes, AddressSlot] = {}
+        self._contests: dict[bytes, Contest] = {}
         self._events: list[tuple[bytes, LinkEvent]] = []
         self._answers: deque[tuple[bytes, bytes]] = deque()
-        self._failures = KeyedBuckets(FAILED_HELLOS_PER_S, FAILED_HELLOS_BURST)
-        self._unknown_keys = TokenBucket(UNKNOWN_KEYS_PER_S, UNKNOWN_KEYS_PER_S)
-        self._replaced_at: dict[str, deque[float]] = {}
+        #: Addresses with events or another timeout, and those that may have frames to send.
+        self._changed: dict[bytes, None] = {}
+        self._sending: dict[bytes, None] = {}
+        self._wakeups = Wakeups()
         #: Whose frame the last `frames_to_send` gave, by address; answers are nobody's.
         self._offered: dict[bytes, Endpoint] = {}
         self._now = 0.0
@@ -109,7 +102,7 @@ class Acceptor:
     def links(self) -> Iterator[tuple[bytes, Endpoint]]:
         """All links that are up."""
         for address, slot in self._slots.items():
-            if slot.link:
+            if slot.link and slot.link.state == "up":
                 yield address, slot.link
 
     def admitted(self) -> set[bytes]:
@@ -122,8 +115,7 @@ class Acceptor:
 
     def events(self) -> list[tuple[bytes, LinkEvent]]:
         """What happened since the last call, with its address, in order."""
-        for address in list(self._slots):
-            self._settle(address)
+        self._settle_all()
         events, self._events = self._events, []
         return events
 
@@ -147,170 +139,177 @@ class Acceptor:
         except DecodeError:
             self.ignored_frames += 1
             return
-        if frame.kind is FrameKind.HELLO:
-            self._on_hello(address, frame, now, peer_key)
-            return
-        slot = self._slots.get(address, _Slot())
-        for endpoint in slot.endpoints():
+        slot = self._slots.get(address)
+        for endpoint in slot.endpoints() if slot else ():
             if endpoint.link_id == frame.link_id:
                 endpoint.receive_frame(frame, now)
                 self._settle(address)
                 return
-        if frame.kind in SEALED_KINDS:
+        if frame.kind is FrameKind.HELLO:
+            self._on_hello(address, frame, now, peer_key)
+        elif frame.kind in SEALED_KINDS:
             self._answer(address, pack_header(FrameKind.STALE, frame.link_id))
         else:
             self.ignored_frames += 1
 
     def _on_hello(self, address: bytes, frame: Frame, now: float, peer_key: bytes | None) -> None:
-        failures = self._failures.bucket(peer_key or address)
+        counted_by = peer_key or address
+        if not self._control.may_try(counted_by, now):
+            self.ignored_frames += 1
+            return
         host = (peer_key or b"").decode(errors="replace")
-        known = self._slots.get(address, _Slot()).endpoints()
-        if any(endpoint.link_id == frame.link_id for endpoint in known):
-            self.ignored_frames += 1
+        step = take_hello(
+            self.identity, frame, self._entropy, lambda peer: self._control.check(peer, host, now)
+        )
+        if step.made is not None:
+            self._open_half(address, step)
             return
-        if not failures.available(now):
-            self.ignored_frames += 1
-            return
+        self._control.failed(counted_by, now)
+        if step.refused is not None:
+            self._events.append((address, step.refused))
+        if step.reply is not None:
+            self._answer(address, step.reply)
+
+    def _open_half(self, address: bytes, step: HandshakeStep) -> None:
         endpoint = Endpoint(
             self.identity,
             initiator=False,
             entropy=self._entropy,
             limits=self.limits,
             heartbeat=self._heartbeat,
-            admit=lambda peer: self._admit(replace(peer, host=host)),
+            holds=True,
+            suspicion=self._suspicion,
+            on_change=partial(self._touch, address),
         )
-        endpoint.receive_frame(frame, now)
-        self._events += [(address, event) for event in endpoint.events()]
-        if endpoint.state == "confirming":
-            self._open_half(address, endpoint)
-            return
-        failures.take(now)
-        while reject := endpoint.next_frame():
-            self._answer(address, reject)
-
-    def _open_half(self, address: bytes, endpoint: Endpoint) -> None:
-        slot = self._slots.pop(address, None) or _Slot()
+        slot = self._slots.pop(address, None) or AddressSlot()
         slot.half_open = endpoint
         self._slots[address] = slot
+        endpoint.take_step(step, self._now)
         if self.half_open <= MAX_HALF_OPEN:
             return
         oldest = next(found for found, slot in self._slots.items() if slot.half_open)
-        cut = self._slots[oldest].half_open
-        self._slots[oldest].half_open = None
+        cut, self._slots[oldest].half_open = self._slots[oldest].half_open, None
         reason = f"more than {MAX_HALF_OPEN} handshakes at once; the oldest was cut"
         peer = cut.peer if cut else None
-        self._events.append(
-            (oldest, PeerRefused(Refusal.TOO_MANY_HANDSHAKES.text, reason, peer=peer))
-        )
+        self._refused(oldest, Refusal.TOO_MANY_HANDSHAKES, reason, peer)
         self._forget_if_empty(oldest)
+
+    def _refused(
+        self, address: bytes, refusal: Refusal, reason: str, peer: PeerInfo | None
+    ) -> None:
+        self._events.append((address, PeerRefused(refusal.text, reason, peer=peer)))
 
     def _answer(self, address: bytes, frame: bytes) -> None:
         if len(self._answers) < MAX_ANSWERS:
             self._answers.append((address, frame))
 
-    # --- who may link -------------------------------------------------------------------------
+    # --- what an address holds ----------------------------------------------------------------
 
-    def _admit(self, peer: PeerInfo) -> None:
-        """Every check of a Hello that verified under its token, cheapest first."""
-        known = self._guard.knows(peer.public)
-        self._guard.check(peer)
-        for _, link in self.links():
-            self._check_against(peer, link.peer)
-        if self._replacements(peer.name) >= MAX_REPLACEMENTS:
-            raise HandshakeRefused(
-                Refusal.IDENTITY_IN_USE,
-                f"the link of {peer.role} {peer.name} was replaced {MAX_REPLACEMENTS} times in a "
-                "minute: two processes share its state folder; stop one of them",
-            )
-        self._admit_more(peer)
-        if not known and not self._unknown_keys.take(self._now):
-            raise HandshakeRefused(
-                Refusal.TOO_MANY_HANDSHAKES,
-                f"more than {UNKNOWN_KEYS_PER_S:g} unknown keys a second; it is tried again",
-            )
+    def _touch(self, address: bytes) -> None:
+        self._changed[address] = None
+        self._sending[address] = None
 
-    def _check_against(self, peer: PeerInfo, other: PeerInfo | None) -> None:
-        """Refuse a peer that can not be there beside another one."""
-        if other is None or other.public == peer.public:
-            return
-        if other.name == peer.name:
-            raise HandshakeRefused(
-                Refusal.IDENTITY_IN_USE,
-                f"identity in use: {peer.role} {peer.name} is linked with the key "
-                f"{other.fingerprint}, and another one came with {peer.fingerprint}; "
-                "stop one of them, or give it another identity",
-            )
-        if self.identity.role == "node":
-            raise HandshakeRefused(
-                Refusal.NODE_TAKEN,
-                f"head {peer.name} wants this node, which serves head {other.name}; "
-                "take it from that head first",
-            )
-
-    def _replacements(self, name: str) -> int:
-        """How often this identity's link was replaced in the last minute."""
-        times = self._replaced_at.get(name)
-        while times and times[0] <= self._now - REPLACEMENT_WINDOW_S:
-            times.popleft()
-        if not times:
-            self._replaced_at.pop(name, None)
-        return len(times or ())
+    def _settle_all(self) -> None:
+        for address in self._contests.copy():
+            self._judge(address)
+        while self._changed:
+            self._settle(next(iter(self._changed)))
 
     def _settle(self, address: bytes) -> None:
         """Collect an address's events; a handshake that came up takes its place."""
+        self._changed.pop(address, None)
         slot = self._slots.get(address)
         if slot is None:
             return
         for endpoint in slot.endpoints():
             for event in endpoint.events():
-                if not isinstance(event, LinkUp) or self._promote(
-                    address, slot, endpoint, event.peer
-                ):
-                    self._events.append((address, event))
-        if slot.half_open and slot.half_open.state == "down":
+                if isinstance(event, PeerConfirmed):
+                    self._on_confirmed(address, endpoint, event.peer)
+                    continue
+                if isinstance(event, LinkUp):
+                    self._take_place(address, slot, endpoint)
+                self._events.append((address, event))
+        if slot.half_open and slot.half_open.state == "down" and not slot.half_open.queued_bytes:
             slot.half_open = None
         self._forget_if_empty(address)
-
-    def _promote(self, address: bytes, slot: _Slot, endpoint: Endpoint, peer: PeerInfo) -> bool:
-        """A peer confirmed: its older links end now, before anything of the new one is seen.
-
-        False when another peer was faster and this one has to go.
-        """
-        others = [(where, link) for where, link in self.links() if where != address]
-        try:
-            for _, link in others:
-                self._check_against(peer, link.peer)
-        except HandshakeRefused as error:
-            endpoint.close(error.message, self._now)
-            endpoint.events()
-            self._send_last_words(address, endpoint)
-            refused = PeerRefused(error.refusal.text, error.message, peer=peer)
-            self._events.append((address, refused))
-            return False
-        for where, link in others:
-            if link.peer and link.peer.name == peer.name:
-                self._replace(where, link, peer)
-                self._replaced_at.setdefault(peer.name, deque()).append(self._now)
-        if slot.link:
-            self._replace(address, slot.link, peer)
-            self._send_last_words(address, slot.link)
-        slot.link, slot.half_open = endpoint, None
-        return True
-
-    def _replace(self, address: bytes, link: Endpoint, peer: PeerInfo) -> None:
-        link.replace(f"{peer.role} {peer.name} linked again", self._now)
-        self._events += [(address, event) for event in link.events()]
-
-    def _send_last_words(self, address: bytes, endpoint: Endpoint) -> None:
-        while (frame := endpoint.next_frame()) is not None:
-            self._answer(address, frame)
 
     def _forget_if_empty(self, address: bytes) -> None:
         slot = self._slots[address]
         if slot.link and slot.link.state == "down" and not slot.link.queued_bytes:
             slot.link = None
-        if not slot.endpoints():
+        if slot.endpoints():
+            self._wakeups.plan(address, slot.next_timeout())
+        else:
             del self._slots[address]
+            self._wakeups.plan(address, None)
+
+    def _take_place(self, address: bytes, slot: AddressSlot, endpoint: Endpoint) -> None:
+        if endpoint.peer:
+            self._control.linked(endpoint.peer)
+        if slot.link and slot.link is not endpoint:
+            self._replace(address, slot.link, "it shook hands again on its connection")
+            while (frame := slot.link.next_frame()) is not None:
+                self._answer(address, frame)
+        slot.link, slot.half_open = endpoint, None
+
+    # --- one link a key -----------------------------------------------------------------------
+
+    def _linked_peers(self) -> Iterator[PeerInfo]:
+        for _, link in self.links():
+            if link.peer:
+                yield link.peer
+
+    def _on_confirmed(self, address: bytes, newcomer: Endpoint, peer: PeerInfo) -> None:
+        """A peer confirmed: it comes up, waits, or is refused."""
+        others = [(where, link) for where, link in self.links() if where != address]
+        rivals = [
+            (where, link) for where, link in others if link.peer and link.peer.public == peer.public
+        ]
+        try:
+            self._control.check_conflicts(peer)
+        except HandshakeRefused as error:
+            newcomer.refuse(error.refusal, error.message, self._now)
+            return
+        for where, holder in rivals:
+            if holder.peer and same_process(holder.peer, peer):
+                self._supersede(where, holder, peer)
+            elif holder.link:
+                holder.link.probe()
+                until = self._now + self.limits.probe_s
+                self._contests[address] = Contest(newcomer, holder, until)
+                self._wakeups.plan(address, until)
+                return
+        newcomer.accept(self._now)
+        self._settle(address)
+
+    def _judge(self, address: bytes) -> None:
+        """Has the older link of a newcomer's key answered, or had its time?"""
+        contest, newcomer = self._contests[address], self._contests[address].newcomer
+        slot, peer = self._slots.get(address), newcomer.peer
+        if slot is None or slot.half_open is not newcomer or newcomer.state != "held" or not peer:
+            del self._contests[address]
+        elif contest.holder.state != "up" or contest.holder.peer is None:
+            del self._contests[address]
+            self._on_confirmed(address, newcomer, peer)
+        elif contest.holder.link and contest.holder.link.probe_answered:
+            del self._contests[address]
+            text = shared_folder_text(peer, contest.holder.peer)
+            newcomer.refuse(Refusal.IDENTITY_IN_USE, text, self._now)
+        elif self._now >= contest.until:
+            del self._contests[address]
+            where = next(found for found, link in self.links() if link is contest.holder)
+            self._supersede(where, contest.holder, peer)
+            self._on_confirmed(address, newcomer, peer)
+
+    def _supersede(self, address: bytes, holder: Endpoint, peer: PeerInfo) -> None:
+        self._replace(
+            address, holder, f"{peer.role} {peer.name} linked again{describe(peer.process)}"
+        )
+        self._control.replaced(peer, self._now)
+
+    def _replace(self, address: bytes, link: Endpoint, reason: str) -> None:
+        link.replace(reason, self._now)
+        self._events += [(address, event) for event in link.events()]
 
     # --- sending ------------------------------------------------------------------------------
 
@@ -323,17 +322,19 @@ class Acceptor:
             self._answers.clear()
             return frames
         frames = []
-        for address, slot in list(self._slots.items()):
-            if slot.blocked_until > self._now:
+        for address in list(self._sending):
+            slot = self._slots.get(address)
+            if slot and slot.blocked_until > self._now:
                 continue
-            for endpoint in slot.endpoints():
+            for endpoint in slot.endpoints() if slot else ():
                 frame = endpoint.next_frame(self._now)
                 if frame is not None:
                     frames.append((address, frame))
                     self._offered[address] = endpoint
                     break
             else:
-                self._settle(address)
+                del self._sending[address]
+                self._changed[address] = None
         return frames
 
     def frame_refused(self, address: bytes, now: float) -> None:
@@ -347,6 +348,7 @@ class Acceptor:
         if endpoint is not None and slot is not None:
             endpoint.frame_refused()
             slot.blocked_until = now + REFUSED_RETRY_S
+            self._touch(address)
 
     # --- ending and time ----------------------------------------------------------------------
 
@@ -369,22 +371,22 @@ class Acceptor:
             self._settle(address)
 
     def next_timeout(self) -> float | None:
-        """When to call `handle_timeout`, or None."""
-        times = [
-            time
-            for slot in self._slots.values()
-            for endpoint in slot.endpoints()
-            if (time := endpoint.next_timeout()) is not None
-        ]
-        times += [slot.blocked_until for slot in self._slots.values() if slot.blocked_until]
-        return min(times, default=None)
+        """When to call `handle_timeout`, or None; at once when there are events to be taken."""
+        while self._changed:
+            self._settle(next(iter(self._changed)))
+        return self._now if self._events else self._wakeups.next()
 
     def handle_timeout(self, now: float) -> None:
         """Do what is due. Call after every frame that was readable has been received."""
         self._now = now
-        for address, slot in list(self._slots.items()):
+        self._settle_all()
+        for address in self._wakeups.due(now):
+            slot = self._slots.get(address)
+            if slot is None:
+                continue
             if slot.blocked_until <= now:
                 slot.blocked_until = 0.0
             for endpoint in slot.endpoints():
                 endpoint.handle_timeout(now)
-            self._settle(address)
+            self._touch(address)
+        self._settle_all()

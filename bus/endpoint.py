@@ -2,7 +2,9 @@
 
     initiator:  down --connect--> connecting --HelloAck--> confirming --Confirm--> up --> down
     responder:        connecting ----Hello----> confirming ----Confirm----> up --> down
+                                                         Confirm -> held -> accept
 
+A responder may hold a peer that confirmed until its owner accepts or refuses it.
 The owner feeds `receive`, calls `handle_timeout` when `next_timeout` is reached, drains `events`,
 and sends what `next_frame` gives. A frame gets its counter and its seal only inside `next_frame`;
 one that the socket refused is handed back with `frame_refused` and comes again, unchanged, before
@@ -16,36 +18,33 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from bus.crypto import Entropy
-from bus.errors import AuthError, DecodeError, TooLarge, WireError
-from bus.frames import Frame, FrameKind, PartJoiner, parse_frame
-from bus.handshake import (
-    Admission,
-    Established,
-    HelloGuard,
-    answer_hello,
-    explain_reject,
-    pack_reject,
-)
+from bus.errors import DecodeError, TooLarge, WireError
+from bus.frames import Frame, FrameKind, parse_frame
+from bus.handshake import Admission, Established
+from bus.handshake_steps import HandshakeStep, take_ack, take_hello, take_reject
+from bus.hello_guard import HelloGuard
 from bus.link import (
-    HandshakeRefused,
     LinkDown,
     LinkEvent,
+    LinkFault,
     LinkIdentity,
     LinkLimits,
     LinkUp,
     MessageReceived,
+    PeerConfirmed,
     PeerInfo,
     PeerRefused,
     Refusal,
     goodbye_text,
     read_goodbye,
 )
-from bus.liveness import Liveness
 from bus.messages.link import LINK, MAX_MESSAGE_BYTES, Goodbye, HeadConfirm, Heartbeat, NodeConfirm
 from bus.outbox import Outbox
 from bus.redial import Redial
+from bus.sealed_link import SealedLink
+from bus.self_suspicion import SelfSuspicion
 
-State = Literal["connecting", "confirming", "up", "down"]
+State = Literal["connecting", "confirming", "held", "up", "down"]
 
 
 class Endpoint:
@@ -60,6 +59,9 @@ class Endpoint:
         admit: checks the peer: a responder's before it answers, an initiator's before it
             confirms. By default a responder takes a Hello that is newer than the last one of its
             key, and an initiator everybody whose key fits.
+        holds: whether a responder asks its owner (`PeerConfirmed`) before it comes up.
+        suspicion: shared by all links of the process.
+        on_change: called when there may be something to send, an event, or an earlier timeout.
     """
 
     def __init__(
@@ -71,6 +73,9 @@ class Endpoint:
         limits: LinkLimits | None = None,
         heartbeat: Callable[[], Heartbeat] = Heartbeat,
         admit: Admission | None = None,
+        holds: bool = False,
+        suspicion: SelfSuspicion | None = None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.identity = identity
         self.initiator = initiator
@@ -83,10 +88,12 @@ class Endpoint:
         self._state: State = "down" if initiator else "connecting"
         self._now = 0.0
         self._events: deque[LinkEvent] = deque()
-        self._outbox = Outbox()
-        self._link: Established | None = None
-        self._joiner = PartJoiner()
-        self._liveness: Liveness | None = None
+        self._outbox = Outbox(on_change)
+        self._link: SealedLink | None = None
+        self._confirm: NodeConfirm | HeadConfirm | None = None
+        self._holds = holds
+        self._suspicion = suspicion or SelfSuspicion()
+        self._on_change = on_change
         self._busy = False
         self._redial = Redial(identity, entropy, self.limits)
         self._deadline: float | None = None
@@ -119,11 +126,19 @@ class Endpoint:
         self._events.clear()
         return events
 
+    @property
+    def link(self) -> SealedLink | None:
+        """What the handshake made, to probe the peer or change keys; None when there is none."""
+        return self._link
+
     def set_busy(self, busy: bool) -> None:
         """Heartbeats every second while a generation is live."""
+        if busy == self._busy:
+            return
         self._busy = busy
-        if self._liveness:
-            self._liveness.set_busy(busy)
+        if self._link:
+            self._link.set_busy(busy)
+            self._on_change()
 
     # --- sending ------------------------------------------------------------------------------
 
@@ -159,8 +174,8 @@ class Endpoint:
         except WireError as error:
             self._end("counter", error.message, say=False)
             return None
-        if frame is not None and self._liveness:
-            self._liveness.sent(self._now)
+        if frame is not None and self._link:
+            self._link.sent(self._now)
         return frame
 
     def frame_refused(self) -> None:
@@ -182,6 +197,20 @@ class Endpoint:
         self._deadline = now + self.limits.handshake_s
         self._say_hello(now)
 
+    def accept(self, now: float) -> None:
+        """Let a peer that is held come up."""
+        self._now = now
+        if self._state == "held" and self._link and self._confirm:
+            self._come_up(self._link, self._confirm)
+
+    def refuse(self, refusal: Refusal, reason: str, now: float) -> None:
+        """Turn a peer that is held away; it reads the reason in a sealed Goodbye."""
+        self._now = now
+        if self._state == "held":
+            self._events.append(PeerRefused(refusal.text, reason, peer=self.peer))
+            self._drop_link(_goodbye(refusal.text, reason))
+            self._state = "down"
+
     def _say_hello(self, now: float) -> None:
         # An older Hello that still waits would only be answered for nothing.
         self._outbox.drop_hello()
@@ -189,9 +218,16 @@ class Endpoint:
 
     def close(self, reason: str, now: float) -> None:
         """End the link on purpose: what waited is dropped, a Goodbye goes out if it is up."""
+        self._stop("goodbye", reason, now, event_code="closed")
+
+    def replace(self, reason: str, now: float) -> None:
+        """Another link of the same peer took this one's place."""
+        self._stop("replaced", reason, now)
+
+    def _stop(self, code: str, reason: str, now: float, event_code: str | None = None) -> None:
         self._now = now
         if self._state == "up":
-            self._end("goodbye", reason, event_code="closed")
+            self._end(code, reason, event_code=event_code)
         else:
             self._drop_link()
             self._state = "down"
@@ -208,20 +244,12 @@ class Endpoint:
         self._outbox.drop_all()
         self._state = "down"
 
-    def replace(self, reason: str, now: float) -> None:
-        """Another link of the same peer took this one's place."""
-        self._now = now
-        if self._state == "up":
-            self._end("replaced", reason)
-        else:
-            self._drop_link()
-            self._state = "down"
-
     def _drop_link(self, last_words: bytes | None = None) -> None:
         self._outbox.close(last_words)
         self._redial.answered()
-        self._link = self._liveness = self._deadline = None
-        self._joiner = PartJoiner()
+        if self._link:
+            self._link.close()
+        self._link = self._confirm = self._deadline = None
 
     def _end(
         self,
@@ -233,10 +261,10 @@ class Endpoint:
         event_code: str | None = None,
     ) -> None:
         """End a link that is up; `say` tells the peer in a sealed Goodbye."""
-        goodbye = Goodbye(reason=goodbye_text(code, reason))
-        self._drop_link(LINK.encode(goodbye) if say else None)
+        self._drop_link(_goodbye(code, reason) if say else None)
         self._state = "down"
         self._events.append(LinkDown(event_code or code, reason, by_peer))
+        self._on_change()
 
     def _fail(self, code: str, reason: str, *, say: bool = True, by_peer: bool = False) -> None:
         """The link, or the handshake that should make one, can not go on."""
@@ -275,142 +303,113 @@ class Endpoint:
         elif self._link is None or frame.link_id != self._link.link_id:
             self.ignored_frames += 1
         elif frame.kind is FrameKind.STALE:
-            self._fail("stale", f"{self._peer_name()} does not know this link any more", say=False)
+            self._take(self._link.stale(now), self._link)
         else:
-            self._on_sealed(frame, self._link)
+            self._take(self._link.receive(frame, now), self._link)
+        self._on_change()
 
     def _on_hello(self, frame: Frame) -> None:
         duplicate = self._link is not None and self._link.link_id == frame.link_id
         if self.initiator or self._state == "up" or duplicate:
             self.ignored_frames += 1
-            return
-        try:
-            ack, link = answer_hello(self.identity, frame, self._entropy, self._admit)
-        except HandshakeRefused as error:
-            self._refuse(frame.link_id, error.refusal, error.message)
-        except (AuthError, DecodeError) as error:
-            reason = f"a Hello was refused: {error.message}; compare the fleet tokens"
-            self._refuse(frame.link_id, Refusal.HANDSHAKE_FAILED, reason)
         else:
-            self._drop_link()
-            self._outbox.put_frame(ack)
-            self._enter_confirming(link)
-
-    def _refuse(self, link_id: int, refusal: Refusal, reason: str) -> None:
-        """Refuse a Hello; one that was accepted before stays."""
-        self._outbox.put_frame(pack_reject(self.identity, link_id, refusal))
-        self._events.append(PeerRefused(refusal.text, reason))
+            self.take_step(take_hello(self.identity, frame, self._entropy, self._admit), self._now)
 
     def _on_hello_ack(self, frame: Frame) -> None:
         pending = self._redial.pending
         if pending is None or pending.link_id != frame.link_id:
             self.ignored_frames += 1
             return
-        try:
-            link = pending.read_ack(frame)
-            self._admit(link.peer)
-        except HandshakeRefused as error:
-            self._outbox.put_frame(pack_reject(self.identity, frame.link_id, error.refusal))
-            self._fail(error.refusal.text, error.message)
-        except (AuthError, DecodeError) as error:
-            reason = f"the answer of {self._peer_name()} does not verify: {error.message}"
-            self._fail(Refusal.HANDSHAKE_FAILED.text, reason)
-        else:
+        step = take_ack(self.identity, pending, frame, self._admit)
+        if step.refused is None:
             self._redial.answered()
-            self._enter_confirming(link)
-            self._queue_confirm()
+        self.take_step(step, self._now)
 
-    def _enter_confirming(self, link: Established) -> None:
-        self._link = link
-        self._outbox.open(link.sealer)
+    def take_step(self, step: HandshakeStep, now: float) -> None:
+        """Go on with what a handshake frame led to; one that was accepted before stays."""
+        self._now = now
+        if step.made is not None and not self.initiator:
+            self._drop_link()
+        if step.made is not None:
+            self._enter_confirming(step.made)
+        if step.reply is not None:
+            self._outbox.put_frame(step.reply)
+        if step.refused is not None and self.initiator:
+            self._fail(step.refused.code, step.refused.reason)
+        elif step.refused is not None:
+            self._events.append(step.refused)
+        self._on_change()
+
+    def _enter_confirming(self, made: Established) -> None:
+        self._link = SealedLink(
+            made,
+            self.identity,
+            initiator=self.initiator,
+            entropy=self._entropy,
+            limits=self.limits,
+            outbox=self._outbox,
+            heartbeat=lambda: self.heartbeat(),
+            suspicion=self._suspicion,
+        )
         self._state = "confirming"
         confirm_by = self._now + self.limits.confirm_s
         self._deadline = min(confirm_by, self._deadline or confirm_by)
-
-    def _queue_confirm(self) -> None:
-        self._outbox.put(FrameKind.CONFIRM, 0, LINK.encode(self.identity.confirm()))
+        if self.initiator:
+            self._link.queue_confirm()
 
     def _on_reject(self, frame: Frame) -> None:
-        pending = self._redial.pending
-        token = None
+        pending, refused = self._redial.pending, None
         if pending is not None and pending.link_id == frame.link_id:
-            token = pending.token
-        elif self.initiator or self._state != "confirming" or self.link_id != frame.link_id:
-            self.ignored_frames += 1
-            return
-        try:
-            refusal, reason = explain_reject(self.identity, token, frame)
-        except DecodeError:
-            self.ignored_frames += 1
-            return
-        self._fail(refusal.text, reason, by_peer=True)
-
-    def _on_sealed(self, frame: Frame, link: Established) -> None:
-        expected = FrameKind.CONFIRM if self._state == "confirming" else FrameKind.DATA
-        try:
-            part = link.opener.open(frame)
-            if part is None:
-                return
-            if self._liveness:
-                self._liveness.heard(self._now)
-            if frame.kind is not expected:
-                raise DecodeError(f"a {frame.kind.name} frame while the link is {self._state}")
-            whole = self._joiner.add(frame.channel, part, more=frame.more)
-            message = LINK.decode(whole) if whole is not None else None
-        except AuthError as error:
-            self._fail("auth", f"{self._peer_name()}: {error.message}")
-        except DecodeError as error:
-            self._fail("decode", f"{self._peer_name()} sent what is no message: {error.message}")
-        except WireError as error:
-            self._fail("gap", f"{self._peer_name()}: {error.message}")
+            refused = take_reject(self.identity, pending.token, frame)
+        elif not self.initiator and self._state == "confirming" and self.link_id == frame.link_id:
+            refused = take_reject(self.identity, None, frame)
+        if refused is not None:
+            self._fail(refused.code, refused.reason, by_peer=True)
         else:
-            if message is not None:
-                self._on_message(message, link.peer)
+            self.ignored_frames += 1
 
-    def _on_message(self, message: Any, peer: PeerInfo) -> None:
-        is_confirm = isinstance(message, NodeConfirm | HeadConfirm)
-        if self._state == "confirming":
-            self._on_confirm(message, peer)
-        elif is_confirm:
-            self._fail("protocol", f"{self._peer_name()} confirmed a link twice")
+    def _take(self, message: Any | LinkFault | None, link: SealedLink) -> None:
+        if message is None:
+            return
+        if isinstance(message, LinkFault):
+            self._fail(message.code, message.reason, say=message.code != "stale")
         elif isinstance(message, Goodbye):
             code, reason = read_goodbye(message.reason)
-            self._end(
-                code, f"{self._peer_name()} ended the link: {reason}", say=False, by_peer=True
-            )
+            what = "ended" if self._state == "up" else "refused"
+            text = f"{self._peer_name()} {what} the link: {reason}"
+            self._fail(code, text, say=False, by_peer=True)
+        elif self._state == "confirming":
+            self._on_confirm(message, link)
+        elif self._state == "held" or isinstance(message, NodeConfirm | HeadConfirm):
+            self._fail("protocol", f"{self._peer_name()} sent a {type(message).__name__} too soon")
         else:
             self._events.append(MessageReceived(message))
 
-    def _on_confirm(self, message: Any, peer: PeerInfo) -> None:
-        boot = None
-        if peer.role == "node" and isinstance(message, NodeConfirm):
-            boot = message.incarnation
-        elif peer.role == "head" and isinstance(message, HeadConfirm):
-            boot = message.boot
-        if boot != peer.incarnation or message.identity != peer.name:
+    def _on_confirm(self, message: Any, link: SealedLink) -> None:
+        if not link.confirm(message):
             self._fail("protocol", f"{self._peer_name()} confirmed as somebody else")
-            return
+        elif self._holds:
+            self._state, self._confirm, self._deadline = "held", message, None
+            self._events.append(PeerConfirmed(link.peer))
+        else:
+            self._come_up(link, message)
+
+    def _come_up(self, link: SealedLink, confirm: NodeConfirm | HeadConfirm) -> None:
         if not self.initiator:
-            self._queue_confirm()
-        self._state = "up"
-        self._deadline = None
+            link.queue_confirm()
+        self._state, self._confirm, self._deadline = "up", None, None
         self._redial.reset()
-        self._liveness = Liveness(
-            self._now,
-            heartbeat_s=self.limits.heartbeat_s,
-            busy_heartbeat_s=self.limits.busy_heartbeat_s,
-            silence_s=self.limits.silence_s,
-        )
-        self._liveness.set_busy(self._busy)
-        self._events.append(LinkUp(peer, message))
+        link.come_up(self._now, busy=self._busy)
+        self._events.append(LinkUp(link.peer, confirm))
+        self._on_change()
 
     # --- time ---------------------------------------------------------------------------------
 
     def next_timeout(self) -> float | None:
         """When to call `handle_timeout`, or None."""
         times = [self._redial.due_at, self._deadline]
-        if self._liveness:
-            times.append(self._liveness.next_timeout())
+        if self._link:
+            times.append(self._link.next_timeout())
         return min((time for time in times if time is not None), default=None)
 
     def handle_timeout(self, now: float) -> None:
@@ -420,15 +419,9 @@ class Endpoint:
             self._handshake_timed_out(now)
         if self._redial.due_at is not None and now >= self._redial.due_at:
             self._say_hello(now)
-        if self._liveness is None:
-            return
-        if self._liveness.lost(now):
-            silence_s = self.limits.silence_s
-            self._end("silent", f"nothing from {self._peer_name()} for {silence_s:g} s")
-        elif self._liveness.heartbeat_due(now):
-            self._liveness.sent(now)
-            if not self._outbox.holds_back(0):
-                self.send(self.heartbeat())
+        if self._link:
+            self._take(self._link.handle_timeout(now), self._link)
+        self._on_change()
 
     def _handshake_timed_out(self, now: float) -> None:
         name = self._peer_name()
@@ -442,3 +435,7 @@ class Endpoint:
 
     def _peer_name(self) -> str:
         return f"{self.peer.role} {self.peer.name}" if self.peer else self.identity.peer_name
+
+
+def _goodbye(code: str, reason: str) -> bytes:
+    return LINK.encode(Goodbye(reason=goodbye_text(code, reason)))

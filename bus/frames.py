@@ -7,6 +7,10 @@ key and a counter of its own. A counter never serves two plaintexts, so no nonce
 `crypto_secretbox`: the header is authenticated for free, at half the cost of an AEAD for small
 frames. The receiver verifies the tag first and looks at the counter then: the next one is taken,
 a lower one is a duplicate and dropped, a higher one is a gap, which ends the link.
+
+A rekey (bus/rekey.py) gives each direction new keys, under which its counters begin at 0 again.
+The last frame under the old keys is a REKEY that tells how many frames every channel had, so that
+nothing can go missing at the change; the flags carry the key phase.
 """
 
 from __future__ import annotations
@@ -15,7 +19,14 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-from bus.crypto import SECRETBOX_NONCE_BYTES, TAG_BYTES, hkdf_key, secretbox_open, secretbox_seal
+from bus.crypto import (
+    SECRETBOX_NONCE_BYTES,
+    TAG_BYTES,
+    SecretKey,
+    hkdf_key,
+    secretbox_open,
+    secretbox_seal,
+)
 from bus.errors import DecodeError, WireError
 from bus.messages.link import MAX_MESSAGE_BYTES
 
@@ -29,11 +40,18 @@ CHANNELS = 5
 #: it is late (4 MiB parts took the median from 0.3 to 245 ms).
 PART_BYTES = 128 * 1024
 MAX_FRAME_BYTES = HEADER.size + TAG_BYTES + PART_BYTES
-#: Frames of one channel under one key; the link ends there, long before a counter could wrap.
-MAX_COUNTER = 2**32
-#: In `flags`: more parts of this message follow on this channel.
+#: Frames of one channel under one key; the link ends there, long before a counter could wrap. It
+#: is more than `LinkLimits.rekey_frames`, so a rekey has time to finish.
+MAX_COUNTER = 2**33
+#: In `flags`: more parts of this message follow on this channel; and the key phase modulo 8.
 MORE = 0x01
+PHASES = 8
+_PHASE_SHIFT = 1
+_KNOWN_FLAGS = MORE | (PHASES - 1) << _PHASE_SHIFT
 KEY_INFO = b"superfluid link"
+REKEY_INFO = b"superfluid rekey"
+#: How many frames each channel had under the old keys.
+FRAME_COUNTS = struct.Struct(f">{CHANNELS}Q")
 
 if HEADER.size != SECRETBOX_NONCE_BYTES:
     raise ImportError("the header must be as long as the nonce it serves as")
@@ -46,10 +64,11 @@ class FrameKind(IntEnum):
     DATA = 4
     STALE = 5
     REJECT = 6
+    REKEY = 7
 
 
 #: Kinds whose payload is sealed with the link's keys; the others are clear or carry Noise messages.
-SEALED_KINDS = frozenset({FrameKind.CONFIRM, FrameKind.DATA})
+SEALED_KINDS = frozenset({FrameKind.CONFIRM, FrameKind.DATA, FrameKind.REKEY})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +81,20 @@ class Frame:
     counter: int
     channel: int
     more: bool
+    phase: int
     payload: bytes
 
 
 def pack_header(
-    kind: FrameKind, link_id: int, counter: int = 0, channel: int = 0, *, more: bool = False
+    kind: FrameKind,
+    link_id: int,
+    counter: int = 0,
+    channel: int = 0,
+    *,
+    more: bool = False,
+    phase: int = 0,
 ) -> bytes:
-    flags = MORE if more else 0
+    flags = (MORE if more else 0) | (phase % PHASES) << _PHASE_SHIFT
     return HEADER.pack(MAGIC, FRAME_VERSION, kind, link_id, counter, channel, flags)
 
 
@@ -91,7 +117,7 @@ def parse_frame(data: bytes) -> Frame:
         kind = FrameKind(kind)
     except ValueError:
         raise DecodeError(f"frame of unknown kind {kind}; is the peer newer?") from None
-    if channel >= CHANNELS or flags & ~MORE:
+    if channel >= CHANNELS or flags & ~_KNOWN_FLAGS:
         raise DecodeError(f"frame with channel {channel} and flags {flags}; is the peer newer?")
     if kind not in SEALED_KINDS and (counter or channel or flags):
         raise DecodeError(f"{kind.name} frame with counter, channel or flags")
@@ -102,6 +128,7 @@ def parse_frame(data: bytes) -> Frame:
         counter=counter,
         channel=channel,
         more=bool(flags & MORE),
+        phase=flags >> _PHASE_SHIFT,
         payload=data[HEADER.size :],
     )
 
@@ -124,6 +151,16 @@ def derive_frame_keys(
     )
 
 
+def derive_rekey_psk(chaining_key: bytes, handshake_hash: bytes) -> SecretKey:
+    """The pre-shared key of a link's next rekey, which ties it to the handshake before it.
+
+    Args:
+        chaining_key: Noise's, after the last handshake message.
+        handshake_hash: Noise's, after the last handshake message.
+    """
+    return SecretKey(hkdf_key(chaining_key, REKEY_INFO + handshake_hash))
+
+
 def kind_of(frame: bytes) -> int:
     """The kind of a frame that this side made."""
     return frame[5]
@@ -136,6 +173,9 @@ class FrameSealer:
         self._keys = keys
         self._link_id = link_id
         self._counters = [0] * CHANNELS
+        #: How often the keys were changed, and frames of all channels under the present ones.
+        self.phase = 0
+        self.frames = 0
 
     def seal(self, kind: FrameKind, channel: int, part: bytes, *, more: bool = False) -> bytes:
         """The frame that carries `part`; call only when it is the next to go.
@@ -146,9 +186,24 @@ class FrameSealer:
         counter = self._counters[channel]
         if counter >= MAX_COUNTER:
             raise WireError("a channel's counter is used up; the link is made again")
-        header = pack_header(kind, self._link_id, counter, channel, more=more)
+        header = pack_header(kind, self._link_id, counter, channel, more=more, phase=self.phase)
         self._counters[channel] = counter + 1
+        self.frames += 1
         return header + secretbox_seal(self._keys[channel], header, part)
+
+    def switch(self, step: int, message: bytes, keys: tuple[bytes, ...]) -> bytes:
+        """The last frame under the present keys, on channel 0; `keys` seal from now on.
+
+        Args:
+            step: of the rekey, as its payload's first byte.
+            message: follows the frame counts in the payload.
+            keys: one per channel.
+        """
+        counts = [self._counters[0] + 1, *self._counters[1:]]
+        frame = self.seal(FrameKind.REKEY, 0, bytes([step]) + FRAME_COUNTS.pack(*counts) + message)
+        self._keys, self._counters = keys, [0] * CHANNELS
+        self.phase, self.frames = self.phase + 1, 0
+        return frame
 
 
 class FrameOpener:
@@ -157,6 +212,7 @@ class FrameOpener:
     def __init__(self, keys: tuple[bytes, ...]) -> None:
         self._keys = keys
         self._expected = [0] * CHANNELS
+        self._phase = 0
 
     def open(self, frame: Frame) -> bytes | None:
         """The plaintext of a frame of this link, or None for a duplicate.
@@ -165,6 +221,11 @@ class FrameOpener:
             AuthError: it does not verify.
             WireError: one or more frames before it are missing.
         """
+        ahead = (frame.phase - self._phase) % PHASES
+        if ahead >= PHASES // 2:
+            return None  # Its keys are gone: nothing of theirs may come after a switch.
+        if ahead:
+            raise WireError("the last frames before a change of keys went missing")
         plaintext = secretbox_open(self._keys[frame.channel], frame.header, frame.payload)
         expected = self._expected[frame.channel]
         if frame.counter < expected:
@@ -175,6 +236,22 @@ class FrameOpener:
             )
         self._expected[frame.channel] = expected + 1
         return plaintext
+
+    def switch(self, counts: tuple[int, ...], keys: tuple[bytes, ...]) -> None:
+        """The peer seals with `keys` from now on.
+
+        Args:
+            counts: how many frames each channel had, as the peer's last one says.
+            keys: one per channel.
+
+        Raises:
+            WireError: not all of them came.
+        """
+        missing = sum(counts) - sum(self._expected)
+        if list(counts) != self._expected:
+            raise WireError(f"{missing} frames before a change of keys went missing")
+        self._keys, self._expected = keys, [0] * CHANNELS
+        self._phase = (self._phase + 1) % PHASES
 
 
 class PartJoiner:

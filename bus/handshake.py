@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from bus.codec import Codec
-from bus.crypto import Entropy
+from bus.crypto import Entropy, SecretKey
 from bus.errors import DecodeError
 from bus.fields import MaxItems, Range
 from bus.frames import (
@@ -30,6 +30,7 @@ from bus.frames import (
     FrameOpener,
     FrameSealer,
     derive_frame_keys,
+    derive_rekey_psk,
     pack_header,
 )
 from bus.keys import FleetToken, fingerprint, show_token_id
@@ -76,6 +77,8 @@ class Established:
     peer: PeerInfo
     sealer: FrameSealer
     opener: FrameOpener
+    #: The pre-shared key of the first rekey.
+    rekey_psk: SecretKey
 
 
 #: Raises `HandshakeRefused` when this peer may not link now; called before any Diffie-Hellman.
@@ -238,7 +241,7 @@ def _describe_token(identity: LinkIdentity, token: FleetToken) -> str:
     """Which of ours it is, with its file and id."""
     which = ""
     if len(identity.tokens) > 1:
-        which = "current " if token == identity.tokens[0] else "previous "
+        which = "current " if token.token_id == identity.tokens[0].token_id else "previous "
     return f"the {which}fleet token in {token.source} (id {token.shown_id})"
 
 
@@ -279,6 +282,7 @@ def _establish(
         peer=peer,
         sealer=FrameSealer(keys[initiator], link_id),
         opener=FrameOpener(keys[not initiator]),
+        rekey_psk=derive_rekey_psk(noise.chaining_key, noise.handshake_hash),
     )
 
 
@@ -339,35 +343,3 @@ _HINTS: dict[tuple[Refusal, Role | Literal[""]], str] = {
     "on the head with: sfctl node forget {name}",
     (Refusal.HANDSHAKE_FAILED, ""): "the handshake did not verify; compare the fleet tokens",
 }
-
-
-class HelloGuard:
-    """Refuses a Hello that is not newer than the last one of its key.
-
-    Args:
-        last_seen: what was stored of earlier runs: (incarnation, counter) of a key, or None.
-    """
-
-    def __init__(self, last_seen: Callable[[bytes], tuple[int, int] | None]) -> None:
-        self._last_seen = last_seen
-        self._seen: dict[bytes, tuple[int, int]] = {}
-
-    def knows(self, public: bytes) -> bool:
-        return public in self._seen or self._last_seen(public) is not None
-
-    def check(self, peer: PeerInfo) -> None:
-        """Note a newer Hello.
-
-        Raises:
-            HandshakeRefused: it is not newer.
-        """
-        mark = (peer.incarnation, peer.hello_counter)
-        seen = max(self._seen.get(peer.public, (-1, -1)), self._last_seen(peer.public) or (-1, -1))
-        if mark <= seen:
-            raise HandshakeRefused(
-                Refusal.HELLO_NOT_NEWER,
-                f"{peer.role} {peer.name} came with start {mark[0]}, hello {mark[1]}, but "
-                f"{seen[0]}, {seen[1]} was seen: an old frame was sent again, or its boot counter "
-                "file was set back; write a higher number into that file",
-            )
-        self._seen[peer.public] = mark

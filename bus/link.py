@@ -7,17 +7,31 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Literal
 
+from bus.capabilities import CAPABILITIES
 from bus.crypto import KeyPair
 from bus.errors import WireError
 from bus.keys import FleetToken, fingerprint
-from bus.messages.link import HeadConfirm, NodeConfirm
+from bus.messages.link import HeadConfirm, NodeConfirm, ProcessInfo
 
 Role = Literal["head", "node"]
 #: Every version of the messages that this code speaks, lowest and highest.
 WIRE_VERSIONS = (1, 1)
 #: Why a side ended a link; a Goodbye carries it in front of its sentence.
 END_CODES = frozenset(
-    {"replaced", "silent", "gap", "auth", "decode", "protocol", "queue_full", "goodbye"}
+    {
+        "replaced",
+        "silent",
+        "gap",
+        "auth",
+        "decode",
+        "protocol",
+        "queue_full",
+        "rekey",
+        "counter",
+        "identity_in_use",
+        "node_taken",
+        "goodbye",
+    }
 )
 #: A Goodbye's text is cut to this; the message takes 512.
 GOODBYE_BYTES = 500
@@ -61,7 +75,8 @@ class LinkIdentity:
             handshake, so they may change meanwhile (bus/token_files.py).
         incarnation: its boot number, which rises at each start.
         confirm: makes the last handshake message of this moment.
-        capabilities: names of what it can do beyond the wire version.
+        capabilities: names of what it can do beyond the wire version (bus/capabilities.py).
+        process: tells this run of the program from others that have its key.
         peer_fingerprint: the only key that the peer may have, beside what the token says.
         peer_label: names the peer in sentences ("node gpu-2").
         versions: lowest and highest wire version.
@@ -74,7 +89,8 @@ class LinkIdentity:
     tokens: Sequence[FleetToken]
     incarnation: int
     confirm: Callable[[], NodeConfirm | HeadConfirm]
-    capabilities: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = CAPABILITIES
+    process: ProcessInfo = ProcessInfo()
     peer_fingerprint: str = ""
     peer_label: str = ""
     versions: tuple[int, int] = WIRE_VERSIONS
@@ -106,6 +122,15 @@ class LinkLimits:
     busy_heartbeat_s: float = 1.0
     #: A link silent for so long is lost; 0 keeps it.
     silence_s: float = 30.0
+    #: New keys for a link's frames after so long (0: never), or after so many frames of a channel.
+    rekey_s: float = 3600.0
+    rekey_frames: int = 2**32
+    #: A peer that does not finish a rekey in this loses the link.
+    rekey_within_s: float = 30.0
+    #: After a plaintext Stale: what the peer seals within this proves the Stale wrong.
+    stale_s: float = 0.25
+    #: A peer that does not answer within this may be replaced by another run of itself.
+    probe_s: float = 2.0
     #: Two messages of the greatest length: a peer that takes none of that is no peer.
     max_queued_bytes: int = 128 * 1024 * 1024
 
@@ -115,8 +140,10 @@ class PeerInfo:
     """The peer as the handshake proved it (its name is a claim that its key vouches for).
 
     Attributes:
+        capabilities: what both sides can do beyond the wire version; whole from `LinkUp` on.
         token_id: of the fleet token that the handshake was made with.
         host: where it called from, when it is asked whether it may link; else empty.
+        process: which run of the program it is; known from its Confirm on.
     """
 
     name: str
@@ -128,6 +155,7 @@ class PeerInfo:
     capabilities: tuple[str, ...] = ()
     token_id: bytes = b""
     host: str = ""
+    process: ProcessInfo = ProcessInfo()
 
     @property
     def fingerprint(self) -> str:
@@ -164,6 +192,16 @@ class HandshakeRefused(WireError):
 
 
 @dataclass(frozen=True, slots=True)
+class PeerConfirmed:
+    """The peer has confirmed, and this side's owner decides with `accept` or `refuse`.
+
+    Only an endpoint that holds for its owner has it; `LinkUp` follows.
+    """
+
+    peer: PeerInfo
+
+
+@dataclass(frozen=True, slots=True)
 class LinkUp:
     """Both sides have confirmed; everything sent on this link follows this event."""
 
@@ -182,7 +220,7 @@ class LinkDown:
 
     Attributes:
         code: goodbye, replaced, silent, disconnected, stale, gap, auth, decode, protocol,
-            queue_full, counter, closed (this side's owner).
+            queue_full, counter, rekey, closed (this side's owner).
         reason: a sentence for a person.
         by_peer: the peer said so.
     """
@@ -190,6 +228,14 @@ class LinkDown:
     code: str
     reason: str
     by_peer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFault:
+    """Why a link can not go on; inside bus only, it becomes an event."""
+
+    code: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,4 +256,4 @@ class PeerRefused:
     peer: PeerInfo | None = None
 
 
-LinkEvent = LinkUp | MessageReceived | LinkDown | PeerRefused
+LinkEvent = PeerConfirmed | LinkUp | MessageReceived | LinkDown | PeerRefused

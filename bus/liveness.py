@@ -22,6 +22,10 @@ class Liveness:
         self._busy = False
         self._sent_at = now
         self._heard_at = now
+        self._probe = 0
+        self._answered = 0
+        #: Its silence was laid to ourselves, and nothing was heard of it since.
+        self.forgiven = False
 
     def set_busy(self, busy: bool) -> None:
         self._busy = busy
@@ -32,6 +36,31 @@ class Liveness:
     def heard(self, now: float) -> None:
         """A frame of the peer verified."""
         self._heard_at = max(self._heard_at, now)
+        self.forgiven = False
+
+    def restart(self, now: float) -> None:
+        """Count the peer's silence from now on."""
+        self._heard_at = max(self._heard_at, now)
+
+    def forgive(self, now: float) -> None:
+        """The same, and remember it."""
+        if not self.forgiven:
+            self.forgiven = True
+            self.restart(now)
+
+    def next_probe(self) -> int:
+        """The number of a new probe; an answer to an older one counts for nothing."""
+        self._probe += 1
+        return self._probe
+
+    def answered(self, number: int) -> None:
+        """The peer answered a probe."""
+        self._answered = number
+
+    @property
+    def probe_answered(self) -> bool:
+        """Whether the peer answered the last probe."""
+        return self._answered == self._probe
 
     @property
     def interval_s(self) -> float:
@@ -52,6 +81,11 @@ class Liveness:
 
     def lost(self, now: float) -> bool:
         return self.lost_at is not None and now >= self.lost_at
+
+    def nearly_lost(self, now: float) -> bool:
+        """Whether the peer's last heartbeat before its limit is missing too."""
+        margin_s = min(self._idle_s, self._silence_s / 3)
+        return self.lost_at is not None and now >= self.lost_at - margin_s
 
     def next_timeout(self) -> float:
         """When to look again."""

@@ -8,6 +8,7 @@ has its counter: it comes again, unchanged, before anything else.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from bus.frames import CHANNELS, PART_BYTES, FrameKind, FrameSealer, kind_of
@@ -18,12 +19,19 @@ class _Queued:
     kind: FrameKind
     data: bytes
     offset: int = 0
+    #: The step of a rekey after which the sealer has these keys.
+    switch_to: tuple[bytes, ...] | None = None
 
 
 class Outbox:
-    """First in, first out on each channel; the lowest channel that has something goes first."""
+    """First in, first out on each channel; the lowest channel that has something goes first.
 
-    def __init__(self) -> None:
+    Args:
+        on_put: called when something was queued.
+    """
+
+    def __init__(self, on_put: Callable[[], None] = lambda: None) -> None:
+        self._on_put = on_put
         self._whole: deque[bytes] = deque()
         self._channels: list[deque[_Queued]] = [deque() for _ in range(CHANNELS)]
         self._message_bytes = 0
@@ -53,10 +61,18 @@ class Outbox:
     def put_frame(self, frame: bytes) -> None:
         """Queue a frame that is whole already (handshake messages)."""
         self._whole.append(frame)
+        self._on_put()
 
     def put(self, kind: FrameKind, channel: int, data: bytes) -> None:
         self._channels[channel].append(_Queued(kind, data))
         self._message_bytes += len(data)
+        self._on_put()
+
+    def put_switch(self, step: int, message: bytes, keys: tuple[bytes, ...]) -> None:
+        """Queue a step of a rekey; what is sealed after it is sealed with `keys`."""
+        self._channels[0].append(_Queued(FrameKind.REKEY, bytes([step]) + message, switch_to=keys))
+        self._message_bytes += 1 + len(message)
+        self._on_put()
 
     def next_frame(self) -> bytes | None:
         """The frame to hand to the socket now, or None.
@@ -80,6 +96,10 @@ class Outbox:
         for channel, queue in enumerate(self._channels):
             if queue:
                 first = queue[0]
+                if first.switch_to is not None:
+                    queue.popleft()
+                    self._message_bytes -= len(first.data)
+                    return self._sealer.switch(first.data[0], first.data[1:], first.switch_to)
                 part = first.data[first.offset : first.offset + PART_BYTES]
                 first.offset += len(part)
                 self._message_bytes -= len(part)
@@ -93,7 +113,7 @@ class Outbox:
         """End the link: drop its messages; `last_words`, a message, still goes out sealed."""
         self.drop_messages()
         if last_words is not None and self._sealer is not None:
-            self._whole.append(self._sealer.seal(FrameKind.DATA, 0, last_words))
+            self.put_frame(self._sealer.seal(FrameKind.DATA, 0, last_words))
         self._sealer = None
 
     def drop_messages(self) -> None:

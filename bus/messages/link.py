@@ -127,6 +127,19 @@ class LeaseRef:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessInfo:
+    """One run of a program: a random nonce tells it from every other, the rest is for people.
+
+    `started_at_s` is wall-clock time, seconds since 1970.
+    """
+
+    nonce: Annotated[bytes, MaxBytes(16)] = b""
+    pid: U32 = 0
+    host: Name = ""
+    started_at_s: Annotated[float, Range(0.0, 1e12)] = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """What a generation cost, in tokens."""
 
@@ -236,6 +249,7 @@ class NodeConfirm:
     host: HostStatus = HostStatus()
     highest_epoch: Epoch = Epoch(0)
     held: Annotated[tuple[LeaseRef, ...], MaxItems(65536)] = ()
+    process: ProcessInfo = ProcessInfo()
 
 
 @LINK.message(tag=2)
@@ -247,6 +261,7 @@ class HeadConfirm:
     boot: int
     software: Name
     capabilities: Annotated[tuple[Name, ...], MaxItems(64)] = ()
+    process: ProcessInfo = ProcessInfo()
 
 
 # --- priority 0: links and leases -------------------------------------------------------------
@@ -284,6 +299,20 @@ class Goodbye:
     """The sender ends the link on purpose; nothing of it should be waited for."""
 
     reason: Annotated[str, MaxBytes(512)]
+
+
+@LINK.message(tag=14, priority=0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Answer at once with the same number: does this link still lead to a process?"""
+
+    number: U63
+
+
+@LINK.message(tag=15, priority=0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeAnswer:
+    number: U63
 
 
 # --- priority 1: token events and answers to commands -----------------------------------------

@@ -51,20 +51,6 @@ def test_two_keys_that_race_for_an_identity_end_with_the_first() -> None:
     assert sum(isinstance(e, LinkUp) for _, e in fleet.events) == 1
 
 
-def test_two_processes_that_share_a_key_do_not_replace_each_other_for_ever() -> None:
-    fleet = Fleet()
-    for n in range(6):
-        fleet.now += 1.0
-        fleet.join(b"%d" % n, node(boot=n + 1))
-    assert fleet.up() == [b"3"]
-    refused = [e for _, e in fleet.events if isinstance(e, PeerRefused)]
-    assert [e.code for e in refused] == ["identity_in_use"] * 2
-    assert "two processes share its state folder" in refused[0].reason
-    fleet.now += 61.0
-    fleet.join(b"later", node(boot=9))
-    assert fleet.up() == [b"later"]
-
-
 def test_a_node_serves_one_head() -> None:
     other_key = KeyPair.from_secret(b"\x05" * 32)
     other_token = parse_token(new_token(other_key.public, entropy_from(b"o")), source="keys/other")

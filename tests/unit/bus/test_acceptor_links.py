@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bus.acceptor import REFUSED_RETRY_S, Acceptor
-from bus.endpoint import Endpoint
 from bus.frames import FrameKind, pack_header, parse_frame
 from bus.link import (
     LinkDown,
@@ -41,6 +40,8 @@ def test_a_frame_of_an_unknown_link_is_answered_with_stale() -> None:
     peer.send(NodeStatus(models=()))
     peer.events()
     fleet.settle()
+    fleet.now += peer.limits.stale_s
+    peer.handle_timeout(fleet.now)
     (down,) = peer.events()
     assert isinstance(down, LinkDown)
     assert down.code == "stale"
@@ -59,29 +60,6 @@ def test_the_same_frame_from_another_address_belongs_to_no_link() -> None:
     fleet.settle()
     assert parse_frame(fleet.answers[b"thief"][0]).kind is FrameKind.STALE
     assert not any(isinstance(e, MessageReceived) for _, e in fleet.events)
-
-
-def test_a_newer_incarnation_replaces_the_old_link_after_its_confirm() -> None:
-    fleet = Fleet()
-    old = fleet.join(b"old", node(boot=3))
-    old.events()
-    new = Endpoint(node(boot=4), initiator=True, entropy=entropy_from(b"new"))
-    new.connect(fleet.now)
-    hello = new.next_frame()
-    assert hello is not None
-    fleet.acceptor.receive(b"new", hello, fleet.now)
-    fleet.settle()
-    assert fleet.up() == [b"old"]
-    fleet.peers[b"new"] = new
-    for frame in fleet.answers[b"new"]:
-        new.receive(frame, fleet.now)
-    fleet.settle()
-    assert fleet.up() == [b"new"]
-    kinds = [(a, type(e)) for a, e in fleet.events]
-    assert kinds == [(b"old", LinkUp), (b"old", LinkDown), (b"new", LinkUp)]
-    (down,) = old.events()
-    assert isinstance(down, LinkDown)
-    assert (down.code, down.by_peer) == ("replaced", True)
 
 
 def test_the_same_process_may_shake_hands_again_on_its_connection() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.frames import PART_BYTES, FrameKind, pack_header
+from bus.frames import PART_BYTES
 from bus.messages.link import (
     GenerateCancel,
 )
@@ -96,16 +96,6 @@ def test_frames_of_another_link_are_ignored() -> None:
     second.a.receive(frame, 0.0)
     assert second.a.events() == []
     assert second.a.ignored_frames == 1
-
-
-def test_a_stale_answer_ends_the_link_only_when_it_names_it() -> None:
-    rig = Rig().connect()
-    assert rig.a.link_id is not None
-    rig.a.receive(pack_header(FrameKind.STALE, rig.a.link_id ^ 1), rig.now)
-    assert rig.states()[0] == "up"
-    rig.a.receive(pack_header(FrameKind.STALE, rig.a.link_id), rig.now)
-    rig.settle()
-    assert ends(rig.a_events) == ["stale"]
 
 
 def test_a_replayed_handshake_makes_no_link() -> None:

@@ -115,9 +115,11 @@ def test_unknown_droppable_messages_are_skipped_and_others_end_the_link() -> Non
         rig = Rig().connect()
         link = rig.b._link
         assert link is not None
-        rig.a.receive(link.sealer.seal(FrameKind.DATA, 3, body), rig.now)
-        rig.a_events = rig.a.events()
+        rig.a.receive(link._made.sealer.seal(FrameKind.DATA, 3, body), rig.now)
+        rig.a_events += rig.a.events()
         assert ends(rig.a_events) == ([] if survives else ["decode"])
+        if body == b"\x91\x3f":
+            assert "unknown tag 63" in rig.a_events[-1].reason
         assert (rig.states()[0] == "up") is survives
 
 
@@ -128,12 +130,12 @@ def test_frames_of_the_wrong_kind_end_the_link() -> None:
     early.carry(early.b, early.a)
     assert early.a._link is not None
     confirm = LINK.encode(node().confirm())
-    early.b.receive(early.a._link.sealer.seal(FrameKind.DATA, 0, confirm), early.now)
+    early.b.receive(early.a._link._made.sealer.seal(FrameKind.DATA, 0, confirm), early.now)
     early.settle()
     assert refusals(early.b_events) == ["decode"]
     late = Rig().connect()
     assert late.a._link is not None
-    late.b.receive(late.a._link.sealer.seal(FrameKind.CONFIRM, 0, b"\x91\x7f"), late.now)
+    late.b.receive(late.a._link._made.sealer.seal(FrameKind.CONFIRM, 0, b"\x91\x7f"), late.now)
     late.settle()
     assert ends(late.b_events) == ["decode"]
 

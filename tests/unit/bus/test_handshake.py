@@ -8,17 +8,18 @@ from dataclasses import replace
 
 import pytest
 
+from bus import hello_guard
 from bus.crypto import KeyPair
 from bus.errors import AuthError, DecodeError
 from bus.frames import FrameKind, pack_header, parse_frame
 from bus.handshake import (
     MAX_HELLO_BYTES,
-    HelloGuard,
     InitiatorHandshake,
     answer_hello,
     explain_reject,
     pack_reject,
 )
+from bus.hello_guard import HelloGuard
 from bus.ids import NodeIdentity
 from bus.keys import INSECURE_TOKEN, FleetToken, fingerprint, new_token, parse_token
 from bus.link import HandshakeRefused, LinkIdentity, PeerInfo, Refusal
@@ -214,9 +215,26 @@ def test_a_hello_must_be_newer_than_the_last_of_its_key() -> None:
     guard.check(replace(peer, hello_counter=11))
     with pytest.raises(HandshakeRefused):
         guard.check(replace(peer, hello_counter=11))
-    guard.check(replace(peer, incarnation=4, hello_counter=1))
+    newer = replace(peer, incarnation=4, hello_counter=1)
+    guard.check(newer)
+    # A copy of a state folder said Hello; the original may still link again.
+    guard.check(replace(peer, hello_counter=12))
+    guard.linked(newer)
     with pytest.raises(HandshakeRefused):
-        guard.check(replace(peer, incarnation=3, hello_counter=99))
+        guard.check(replace(peer, hello_counter=99))
+    with pytest.raises(HandshakeRefused):
+        guard.check(newer)
+
+
+def test_what_a_hello_guard_remembers_is_bounded() -> None:
+    guard = HelloGuard(lambda _: None)
+    peer = PeerInfo(name="gpu-2", role="node", public=NODE_KEY.public, incarnation=3)
+    for incarnation in range(50):
+        guard.check(replace(peer, incarnation=incarnation))
+    for number in range(hello_guard.MAX_KEYS + 5):
+        guard.check(replace(peer, public=number.to_bytes(32, "big")))
+    assert len(guard._seen) == hello_guard.MAX_KEYS
+    assert all(len(seen.counters) <= hello_guard.MAX_INCARNATIONS for seen in guard._seen.values())
 
 
 @pytest.mark.parametrize(

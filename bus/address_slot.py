@@ -1,0 +1,36 @@
+"""What one return address of a ROUTER holds, and the wait of a newcomer for an older link."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bus.endpoint import Endpoint
+
+
+@dataclass(slots=True)
+class AddressSlot:
+    """The link of an address that is up, and a newer handshake of the same peer."""
+
+    link: Endpoint | None = None
+    half_open: Endpoint | None = None
+    #: When the socket refused its last frame, until when it is left alone.
+    blocked_until: float = 0.0
+
+    def endpoints(self) -> list[Endpoint]:
+        """Both, where they are there."""
+        return [found for found in (self.link, self.half_open) if found]
+
+    def next_timeout(self) -> float | None:
+        """When one of them, or the socket, is to be tried."""
+        times = [endpoint.next_timeout() for endpoint in self.endpoints()]
+        times.append(self.blocked_until or None)
+        return min((time for time in times if time is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """A peer that confirmed waits whether the older link of its key answers a probe."""
+
+    newcomer: Endpoint
+    holder: Endpoint
+    until: float

@@ -1,0 +1,47 @@
+"""What a side can do beyond the wire version, by name; each side tells, both use what both have.
+
+A capability stands for messages that an older peer would not know. What a peer lacks is refused
+before anything is sent to it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bus.errors import UnsupportedOnFleet
+
+if TYPE_CHECKING:
+    from bus.link import PeerInfo
+
+#: New frame keys inside a link (bus/rekey.py).
+REKEY = "rekey"
+#: Probe and ProbeAnswer.
+PROBE = "probe"
+#: Files beside a request (the Xfer messages).
+BLOBS = "blobs"
+#: Everything that this version can do.
+CAPABILITIES = (REKEY, PROBE, BLOBS)
+
+
+def negotiated(ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:
+    """What both sides can do, in our order."""
+    return tuple(name for name in ours if name in theirs)
+
+
+def require(peer: PeerInfo, capability: str, purpose: str) -> None:
+    """See that a peer can do something before anything is sent to it.
+
+    Args:
+        peer: as `LinkUp` gave it.
+        capability: one of this module's names.
+        purpose: what it is needed for, as the subject of a sentence ("files with a request").
+
+    Raises:
+        UnsupportedOnFleet: the peer lacks it; names it and the remedy.
+    """
+    if capability not in peer.capabilities:
+        raise UnsupportedOnFleet(
+            f"{purpose} can not be used on {peer.role} {peer.name}: its version does not know "
+            f"'{capability}'; update superfluid on that {peer.role}",
+            details={"node": peer.name, "capability": capability},
+        )
