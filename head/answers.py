@@ -66,7 +66,7 @@ class Answer:
     placed_s: float = 0.0
     first_token_s: float = 0.0
     ended_s: float = 0.0
-    #: A move that is not made good by a token yet: since when, why, from where.
+    #: Its last failure, if no token came since: when, why, where.
     failed_s: float | None = None
     failure: str = ""
     moved_from: NodeIdentity = NodeIdentity("")

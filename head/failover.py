@@ -83,8 +83,7 @@ class Failover:
         if answer is None or placed is None:
             return
         if begun:
-            answer.moved_from, answer.failure = placed.node, why
-            answer.failed_s = now if answer.failed_s is None else answer.failed_s
+            answer.moved_from, answer.failure, answer.failed_s = placed.node, why, now
         if answer.suspicion.guilty:
             self.end(session, "error", now, self._kills_workers(answer, why))
         elif answer.tokens and not answer.remaining:

@@ -41,6 +41,7 @@ def answer_from(stored: StoredAnswer, book: AnswerBook, now: float) -> Answer:
         stage=ENDED if finished else PREPARING,
         finish=stored.finish,
         error=error,
+        numerics=stored.numerics,
         prompt_tokens=stored.prompt_tokens or count_ids(stored.prompt),
         cached_tokens=stored.cached_tokens,
         node=stored.node or NodeIdentity(""),

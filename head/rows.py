@@ -213,10 +213,11 @@ class StoredAnswer:
     generation: GenerationId | None
     node: NodeIdentity | None
     context_tokens: int = 0
-    #: Of the latest generation: its epoch, worker, and the answer's offset that it began at.
+    #: Of the latest generation: epoch, worker, numerics, and the answer's offset it began at.
     epoch: Epoch = Epoch(0)
     worker: int = 0
     first_offset: int = 0
+    numerics: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -246,6 +246,7 @@ class Runs:
             answer.cached_tokens = min(finish.usage.cached_tokens, answer.prompt_tokens)
         name = FINISH_NAMES.get(finish.reason)
         if name is None:
+            self._book.pump(answer)
             self._failover.engine_error(session, placed, finish, now)
         else:
             self._failover.end(session, name, now)

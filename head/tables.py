@@ -205,7 +205,8 @@ def give_back_space(connection: sqlite3.Connection) -> None:
 
 # --- reading ----------------------------------------------------------------------------------
 
-_GENERATION = "generation, node, epoch, worker, first_offset"
+_GENERATION = "generation, node, epoch, worker, first_offset, numerics"
+_NO_GENERATION = (None, None, Epoch(0), 0, 0, "")
 _ANSWER = (
     "SELECT answer, session, owner, key, model, prompt, options, on_disconnect, created_wall_s,"
     " state, finish, error, prompt_tokens, cached_tokens, finished_wall_s,"
@@ -351,7 +352,7 @@ def _answer(values: Sequence[Any], tokens: bytes, latest: Sequence[Any] | None) 
         finished_wall_s,
         context_tokens,
     ) = values
-    generation, node, epoch, worker, first_offset = latest or (None, None, Epoch(0), 0, 0)
+    generation, node, epoch, worker, first_offset, numerics = latest or _NO_GENERATION
     return StoredAnswer(
         answer=answer,
         session=session,
@@ -375,4 +376,5 @@ def _answer(values: Sequence[Any], tokens: bytes, latest: Sequence[Any] | None) 
         epoch=epoch,
         worker=worker,
         first_offset=first_offset,
+        numerics=numerics,
     )

@@ -10,7 +10,7 @@ import pytest
 
 from head.core import CorePolicy
 from head.runs import RunPolicy
-from tests.harness.fleet_checks import check_complete, check_idle, whole_answer
+from tests.harness.fleet_checks import check_complete, check_idle
 from tests.harness.memory_fleet import MemoryFleet
 
 
@@ -63,12 +63,10 @@ def test_l4_nothing_is_applied_twice_and_the_link_is_made_again(kind: str, seed:
     fleet.finish(*streams, limit_s=300)
     assert harm.done > 0
     for i, stream in enumerate(streams):
-        assert stream.tokens == whole_answer(f"{kind} {i}", len(stream.tokens))
+        check_complete(stream, f"{kind} {i}", 40)
         if kind in ("duplicated", "replayed"):
             # Old frames are dropped and change nothing at all.
-            check_complete(stream, f"{kind} {i}", 40)
-        else:
-            assert stream.end or (stream.error and stream.error["code"] in {"node_lost", "no_node"})
+            assert not any(event["type"] == "moved" for event in stream.events)
     fleet.mangle = lambda way, frame: [frame]
     fleet.run(60.0)
     assert fleet.head is not None
@@ -150,23 +148,17 @@ def test_l12_a_head_that_is_stalled_for_more_than_1024_tokens_gets_all_in_order(
     check_idle(fleet)
 
 
-def test_l12_a_stream_whose_lease_ran_out_behind_a_stalled_disk_ends_and_does_not_hang() -> None:
-    # Until streams move, `node_lost` with the offset is what has to be said.
-    fleet = MemoryFleet()
+def test_l12_a_stream_whose_lease_ran_out_behind_a_stalled_disk_goes_on() -> None:
+    fleet = MemoryFleet(windows=(4096,))
     fleet.run(1.0)
     stream = fleet.generate("fenced", 3000, credit=4096)
     fleet.run_until(lambda: len(stream.tokens) > 20)
     fleet.commit_s = 30.0
     fleet.run(60.0)
     fleet.commit_s = 0.002
-    fleet.finish(stream, limit_s=60.0)
-    assert stream.error is not None
-    assert stream.error["code"] == "node_lost"
-    assert "its lease ran out" in stream.error["message"]
-    offset = stream.error["details"]["offset"]
-    assert stream.tokens == whole_answer("fenced", offset)
+    fleet.finish(stream, limit_s=200.0)
+    check_complete(stream, "fenced", 3000)
+    moved = [event for event in stream.events if event["type"] == "moved"]
+    assert "its lease ran out" in moved[0]["reason"]
     fleet.run(10.0)
     check_idle(fleet)
-    again = fleet.generate("again", 5)
-    fleet.finish(again)
-    check_complete(again, "again", 5)

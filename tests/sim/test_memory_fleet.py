@@ -338,9 +338,7 @@ def test_no_token_is_wrong_lost_or_repeated_while_frames_are_dropped(seed: int) 
     fleet.finish(*streams, limit_s=300)
     fleet.drop_probability = 0.0
     for i, stream in enumerate(streams):
-        prompt = f"seed {seed} {i}"
-        assert stream.tokens == whole_answer(prompt, len(stream.tokens))
-        assert stream.end or (stream.error and stream.error["code"] in {"node_lost", "no_node"})
+        check_complete(stream, f"seed {seed} {i}", 40)
     fleet.run(30.0)
     last = fleet.generate("healed", 10)
     fleet.finish(last)

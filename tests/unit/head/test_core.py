@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bus.errors import StoreCorrupt
-from bus.ids import Epoch, GenerationId, ModelName, NodeIdentity, SessionId, pack_ids
+from bus.ids import Epoch, GenerationId, NodeIdentity, pack_ids
 from bus.messages.api import MARK, encode_body
 from bus.messages.link import (
     Declined,
@@ -17,123 +17,16 @@ from bus.messages.link import (
     LeaseGrant,
     LeaseRef,
     LeaseRenew,
-    ModelStatus,
     NeedFull,
-    NodeConfirm,
     SessionAssign,
     SessionRevoke,
     TokenEvents,
-    TokenRun,
     Usage,
     WatermarkAck,
 )
-from head.core import CorePolicy, HeadCore
-from head.effects import CloseLink, Reply, SendLink, TextJob
-from head.rows import StoredAnswer, StoredState
-from tests.harness.memory_parts import DIGEST, text_reply
-
-CLIENT = b"c"
-OPTIONS = encode_body(
-    {"sampling": {}, "max_new": 4, "wall_ms": 0, "qos": 0, "exact": False},
-)
-TOY = ModelName("toy")
-ADMITTED_ANSWER = StoredAnswer(
-    answer=5,
-    session=SessionId("s"),
-    owner="local",
-    key="k",
-    model=TOY,
-    prompt=pack_ids(b"hi"),
-    options=OPTIONS,
-    on_disconnect="keep",
-    created_wall_s=1e9,
-    state="admitted",
-    tokens=pack_ids(()),
-    finish="",
-    error=b"",
-    prompt_tokens=0,
-    cached_tokens=0,
-    finished_wall_s=0.0,
-    generation=None,
-    node=None,
-)
-
-
-class Bench:
-    """A core whose effects are taken at once; `links` and `replies` keep what came out."""
-
-    def __init__(self, *answers: StoredAnswer) -> None:
-        stored = StoredState(boot=3, head_id="h", answers=answers)
-        self.core = HeadCore(CorePolicy(), stored, entropy=bytes, now=0.0, wall_s=1e9)
-        self.now = 0.0
-        self.sent: list[tuple[int, Any]] = []
-        self.replies: list[dict[str, Any]] = []
-        self.closed: list[tuple[int, str]] = []
-        self.core.models_found({TOY: "/toy"}, 0.0)
-        self.settle()
-
-    def settle(self) -> None:
-        while outputs := self.core.effects().outputs:
-            for tagged in outputs:
-                match tagged.output:
-                    case SendLink(link=link, message=message):
-                        self.sent.append((link, message))
-                    case Reply(body=body):
-                        self.replies.append(body)
-                    case CloseLink(link=link, reason=reason):
-                        self.closed.append((link, reason))
-                    case TextJob(message=job):
-                        self.core.text_reply(text_reply(job), self.now)
-
-    def node(self, link: int, name: str = "n1", worker: int = 1) -> None:
-        status = ModelStatus(
-            name=TOY,
-            phase="ready",
-            window_tokens=64,
-            lanes_total=2,
-            tokenizer_digest=DIGEST,
-            worker=worker,  # type: ignore[arg-type]
-        )
-        confirm = NodeConfirm(
-            identity=NodeIdentity(name), incarnation=1, software="x", models=(status,)
-        )
-        self.core.link_up(link, confirm, self.now)
-        self.settle()
-
-    def ask(self, request: bytes = b"r", **body: Any) -> GenerateReq:
-        asked = {"op": "generate", "id": request, "model": TOY, "prompt": "hi", **body}
-        self.core.client_request(CLIENT, [MARK, encode_body(asked)], self.now)
-        self.settle()
-        asked_for: GenerateReq = self.last(GenerateReq)
-        return asked_for
-
-    def last(self, kind: type) -> Any:
-        return next(message for _, message in reversed(self.sent) if isinstance(message, kind))
-
-    def hear(self, link: int, message: object) -> None:
-        self.core.link_message(link, message, self.now)
-        self.settle()
-
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-        self.core.handle_timeout(self.now)
-        self.settle()
-
-    def tokens(self) -> list[int]:
-        events = [r for r in self.replies if r.get("type") == "token"]
-        return [token for event in events for token in event["tokens"]]
-
-
-def run(request: GenerateReq, first: int, *ids: int, finish: str = "", **changes: Any) -> Any:
-    fields: dict[str, Any] = {
-        "session": request.session,
-        "epoch": request.epoch,
-        "generation": request.generation,
-        "first_seq": first,
-        "ids": pack_ids(ids),
-        "finish": Finish(reason=finish) if finish else None,
-    }
-    return TokenEvents(runs=(TokenRun(**(fields | changes)),))
+from head.effects import TextJob
+from tests.harness.head_bench import ADMITTED_ANSWER, CLIENT, TOY, Bench, run
+from tests.harness.memory_parts import text_reply
 
 
 @pytest.fixture

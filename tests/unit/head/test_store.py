@@ -85,6 +85,7 @@ def test_all_rows_come_back(folder: Path) -> None:
         epoch=Epoch(3),
         worker=1,
         first_offset=3,
+        numerics="x",
     )
     assert (first.model, first.generation, first.node) == ("m", 3, "n2")
     assert (second.state, second.tokens, second.node) == ("admitted", b"", None)
