@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,13 @@ import pytest
 import superfluid
 from bus.keys import load_or_create_static_key, load_token, new_token
 from bus.secret_files import create_secret_file
-from tests.harness.link_processes import TOKEN, agent_process, head_process, make_state
+from tests.harness.link_processes import (
+    TOKEN,
+    agent_process,
+    head_process,
+    make_state,
+    other_machine,
+)
 from tests.harness.link_sides import Stage
 from tests.harness.logged_process import LoggedProcess
 
@@ -120,16 +127,18 @@ def test_l3_a_trailing_newline_is_no_part_of_the_token(
 def test_l10_a_second_machine_with_one_identity_is_refused_and_told_what_to_do(
     state: Path, tmp_path: Path
 ) -> None:
-    second = tmp_path / "second"
-    second.mkdir(mode=0o700)
-    create_secret_file(second / TOKEN, (state / TOKEN).read_text().strip())
-    (second / "models").symlink_to(state / "models")
+    second = other_machine(tmp_path / "second", state)
     with head_process(state) as head:
         address = head.wait_for("started")["fleet"]
         with agent_process(state, "--identity", "twin") as first:
             first.wait_for("link_up")
             head.wait_for("link_up", node="twin")
-            with agent_process(second, "--identity", "twin", "--join", address) as newcomer:
+            # Another machine has a runtime folder of its own, and so other locks.
+            runtime = Path(os.environ["XDG_RUNTIME_DIR"]) / "second"
+            runtime.mkdir()
+            with agent_process(
+                second, "--identity", "twin", "--join", address, XDG_RUNTIME_DIR=str(runtime)
+            ) as newcomer:
                 why = newcomer.wait_for("link_identity_in_use")["why"]
                 assert "another process has this identity; stop that one, or set another" in why
                 why = head.wait_for("link_refused_identity_in_use")["why"]
@@ -151,3 +160,36 @@ def check_undisturbed(state: Path, head: LoggedProcess, node: LoggedProcess) -> 
     # The one end that it sees is that of the head just now.
     node.wait_for("link_down")
     assert sum('"link_down"' in line for line in node.lines) == 1
+
+
+def test_l10_two_agents_of_one_fleet_on_a_machine_can_not_share_an_identity(
+    state: Path, tmp_path: Path
+) -> None:
+    second = other_machine(tmp_path / "second", state)
+    with agent_process(state, "--identity", "twin") as first:
+        first.wait_for("started")
+        with agent_process(second, "--identity", "twin") as newcomer:
+            assert newcomer.wait() == 1
+            (line,) = newcomer.rest().splitlines()
+            assert f"process id {first.pid} has the identity twin on this machine" in line
+            assert "--name and identity" in line
+
+
+def test_off_loopback_nothing_starts_without_a_token(state: Path) -> None:
+    (state / TOKEN).unlink()
+    away = ("--join", "tcp://192.0.2.1:8454")
+    with (
+        head_process(state, "--bind", "tcp://0.0.0.0:0") as head,
+        agent_process(state, *away) as agent,
+    ):
+        for process in (head, agent):
+            assert process.wait() == 6
+            (line,) = process.rest().splitlines()
+            assert f"there is no fleet token at {state / TOKEN}" in line
+    insecure = "--insecure-no-auth"
+    with (
+        head_process(state, "--bind", "tcp://0.0.0.0:0", insecure) as head,
+        agent_process(state, *away, insecure) as agent,
+    ):
+        for process in (head, agent):
+            assert "whoever reaches this network" in process.wait_for("no_auth")["risk"]

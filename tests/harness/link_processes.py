@@ -23,13 +23,22 @@ def make_state(folder: Path) -> Path:
     return folder
 
 
-def head_process(state: Path, **settings: str) -> LoggedProcess:
-    return LoggedProcess("head", state, "--bind", "tcp://127.0.0.1:0", **settings)
+def other_machine(folder: Path, first: Path) -> Path:
+    """The state folder of an agent elsewhere, with the first one's token and models."""
+    folder.mkdir(mode=0o700)
+    create_secret_file(folder / TOKEN, (first / TOKEN).read_text().strip())
+    (folder / "models").symlink_to(first / "models")
+    return folder
 
 
-def agent_process(state: Path, *arguments: str) -> LoggedProcess:
+def head_process(state: Path, *arguments: str, **settings: str) -> LoggedProcess:
+    bind = () if "--bind" in arguments else ("--bind", "tcp://127.0.0.1:0")
+    return LoggedProcess("head", state, *bind, *arguments, **settings)
+
+
+def agent_process(state: Path, *arguments: str, **settings: str) -> LoggedProcess:
     small = ("--lanes", "2", "--kv-bytes", str(4 << 20), "--threads", "1")
-    return LoggedProcess("agent", state, *small, *arguments)
+    return LoggedProcess("agent", state, *small, *arguments, **settings)
 
 
 def memory_bytes(pid: int) -> int:
