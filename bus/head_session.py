@@ -25,6 +25,7 @@ from bus.ids import (
 )
 from bus.messages.link import (
     AppendContent,
+    BlobRef,
     Finish,
     GenerateCancel,
     GenerateReq,
@@ -67,6 +68,7 @@ class GenerationPlan:
     generated_tokens: int
     wall_ms: int
     exact: bool
+    blobs: tuple[BlobRef, ...] = ()
 
 
 class HeadSession:
@@ -186,6 +188,7 @@ class HeadSession:
             generated_tokens=plan.generated_tokens,
             wall_ms=plan.wall_ms,
             exact=plan.exact,
+            blobs=plan.blobs,
         )
 
     def resume(self, generation: GenerationId, next_seq: int) -> None:

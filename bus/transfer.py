@@ -30,8 +30,6 @@ MAX_REQUEST_BYTES = 1024 * 1024 * 1024
 #: Transfers of one link that may have begun and not ended.
 MAX_TRANSFERS = 16
 SHA256_BYTES = 32
-#: The name of what a peer is asked to be able to.
-CAPABILITY = "blobs"
 #: Code of a blob whose bytes have another hash than its name; the others are of bus/errors.py.
 HASH_MISMATCH = "hash_mismatch"
 

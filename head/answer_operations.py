@@ -52,6 +52,11 @@ class AnswerOperations:
         answer, is_new = self._open_answer(request, asked, now)
         if not is_new:
             return
+        try:
+            answer.blobs = self._core.uploads.find(asked.blobs)
+        except SuperfluidError as error:
+            self._core.book.end(answer, "error", now, error)
+            return
         if asked.tokens is not None:
             ids = asked.tokens
             self._when_described(

@@ -15,7 +15,7 @@ from bus.codec import to_map
 from bus.errors import SuperfluidError
 from bus.ids import ModelName, NodeIdentity, PackedIds, RequestId, SessionId
 from bus.messages.api import MAX_CREDIT, AnswerUsage, EndBody, Timing, TokenEvent, error_body
-from bus.messages.link import SamplingParams
+from bus.messages.link import BlobRef, SamplingParams
 from bus.text.detokenizer import Detokenizer
 from head.effects import ClientKey, Reply
 from head.suspects import Suspicion
@@ -54,6 +54,8 @@ class Answer:
     keep: bool
     accepted_s: float
     prompt: PackedIds = PackedIds(b"")
+    #: Files that it names; the head keeps them until it has ended.
+    blobs: tuple[BlobRef, ...] = ()
     stage: str = PREPARING
     stored: bool = False
     tokens: array[int] = field(default_factory=lambda: array("I"))

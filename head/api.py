@@ -16,6 +16,7 @@ from bus.messages.api import DetokenizeRequest, TokenizeRequest
 from bus.messages.text import Decode, Decoded, Encode, Encoded
 from head import reports
 from head.answer_operations import AnswerOperations
+from head.blob_operations import BlobOperations
 from head.node_operations import NodeOperations
 from head.operation import ApiRequest, Core
 from head.texts import MakeJob
@@ -27,6 +28,7 @@ class Api:
     def __init__(self, core: Core) -> None:
         self._core = core
         self.answers = AnswerOperations(core)
+        self.blobs = BlobOperations(core)
         self.node_keys = NodeOperations(core)
 
     def handle(self, request: ApiRequest, now: float) -> None:
@@ -127,6 +129,8 @@ OPERATIONS: dict[str, Operation] = {
     "attach": lambda api, request, now: api.answers.attach(request, now),
     "tokenize": Api.tokenize,
     "detokenize": Api.detokenize,
+    "put_blob": lambda api, request, now: api.blobs.put_blob(request, now),
+    "has_blob": lambda api, request, now: api.blobs.has_blob(request, now),
     "status": Api.status,
     "nodes": Api.nodes,
     "models": Api.models,

@@ -49,6 +49,10 @@ class AnswerBook:
     def get(self, answer: int) -> Answer | None:
         return self._answers.get(answer)
 
+    def blobs_in_use(self) -> set[bytes]:
+        """The files that answers name which have not ended."""
+        return {blob.sha256 for answer in self if not answer.ended for blob in answer.blobs}
+
     def by_key(self, owner: str, key: str) -> Answer | None:
         return self._by_key.get((owner, key))
 
@@ -205,6 +209,7 @@ def encode_options(answer: Answer) -> bytes:
             "wall_ms": answer.wall_ms,
             "qos": answer.qos,
             "exact": answer.exact,
+            "blobs": [to_map(blob) for blob in answer.blobs],
         }
     )
     return packed

@@ -43,8 +43,11 @@ from bus.messages.link import (
     Refused,
     SamplingParams,
     TokenEvents,
+    XferCredit,
+    XferDone,
 )
 from bus.timers import Timers
+from bus.transfer import BlobStore
 from bus.version import __version__
 from head import reports
 from head.answers import Answer
@@ -60,6 +63,7 @@ from head.restore import answer_from
 from head.rows import ADMITTED, FINISHED, PutPeer, StoredAnswer, StoredState
 from head.runs import RunPolicy, Runs
 from head.texts import TextDesk
+from head.uploads import NO_FILES, Uploads
 
 #: How often finished answers are looked through for ones past their retention.
 PURGE_EVERY_S = 10.0
@@ -86,6 +90,7 @@ class HeadCore:
         stored: what the store gave at start.
         entropy: gives random bytes, for seeds and names.
         now: this moment, and `wall_s` the same as wall time.
+        files: where files are kept that clients put.
     """
 
     def __init__(
@@ -96,6 +101,7 @@ class HeadCore:
         entropy: Callable[[int], bytes],
         now: float,
         wall_s: float,
+        files: BlobStore = NO_FILES,
     ) -> None:
         self._policy = policy
         self._entropy = entropy
@@ -116,8 +122,10 @@ class HeadCore:
             book=self.book,
             fleet=self.fleet,
             texts=self.texts,
+            files=files,
             timers=self._timers,
         )
+        self.uploads = Uploads(self.outbox, files, self._timers, self.book.blobs_in_use)
         self._api = Api(self)
         for answer in stored.answers:
             self._restore(answer, now)
@@ -137,7 +145,7 @@ class HeadCore:
             body = decode_body(frames)
             request = readable_id(body)
             envelope = read_envelope(frames, body)
-            self._api.handle(ApiRequest(client, envelope, body), now)
+            self._api.handle(ApiRequest(client, envelope, body, tuple(frames[2:])), now)
         except DecodeError as error:
             self.outbox.reply(_undecodable(client, error))
         except SuperfluidError as error:
@@ -146,6 +154,7 @@ class HeadCore:
     def client_gone(self, client: ClientKey, now: float) -> None:
         """A client's connection ended: what it alone read is cancelled after a grace."""
         self.texts.client_gone(client)
+        self.uploads.client_gone(client)
         for answer in self.book.client_gone(client):
             if not answer.keep and not answer.ended:
                 due = now + self._policy.disconnect_grace_s
@@ -183,6 +192,8 @@ class HeadCore:
                 self.runs.need_full(link, message)
             case ReconcileAck():
                 self.runs.reconciled(link, message, now)
+            case XferCredit() | XferDone():
+                self.runs.blobs.receive(link, message, now)
             case Heartbeat():
                 self.fleet.heartbeat(link, message)
             case _:

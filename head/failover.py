@@ -11,10 +11,17 @@ replaces it in the transaction that keeps the new place, before anything of that
 
 from __future__ import annotations
 
-from bus.errors import ERROR_TABLE, Internal, RequestKillsWorkers, SuperfluidError
+from bus.errors import (
+    ERROR_TABLE,
+    BlobMissing,
+    Internal,
+    RequestKillsWorkers,
+    SuperfluidError,
+)
 from bus.ids import Epoch, ModelName, NodeIdentity, SessionId, WorkerIncarnation
 from bus.messages.link import Declined, Finish, Lost, NeedFull, Refused
 from bus.timers import Timers
+from bus.transfer import HASH_MISMATCH
 from head.answers import Answer
 from head.book import AnswerBook
 from head.effects import LinkKey
@@ -164,7 +171,19 @@ class Failover:
         session, placed = found
         if message.code == WORKER_LOST and session.answer is not None:
             session.answer.suspicion.excuse(placed.worker)
+        missing = message.code == BlobMissing.code
+        if missing and self._generations.files_again(session, placed, now):
+            return
         self._try_elsewhere(session, placed, message.code, message.message or message.code, now)
+
+    def file_failed(
+        self, session: Session, placed: Placed, code: str, message: str, now: float
+    ) -> None:
+        """A file did not reach the node: another may have room; one that is gone here is gone."""
+        if code in (BlobMissing.code, HASH_MISMATCH):
+            self.end(session, "error", now, BlobMissing(f"{message}; put it again and ask again"))
+        else:
+            self._try_elsewhere(session, placed, code, message, now)
 
     def refused(self, link: LinkKey, message: Refused, now: float) -> None:
         """A command was not applied; its session can not go on there under this epoch."""

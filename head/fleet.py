@@ -36,6 +36,7 @@ class Node:
     link: LinkKey | None = None
     incarnation: int = 0
     software: str = ""
+    capabilities: tuple[str, ...] = ()
     since_s: float = 0.0
     down_reason: str = ""
     #: It said goodbye: it is down on purpose.
@@ -95,6 +96,7 @@ class Fleet:
         node.link = link
         node.incarnation = confirm.incarnation
         node.software = confirm.software
+        node.capabilities = confirm.capabilities
         node.since_s = now
         node.down_reason = ""
         node.left = False
@@ -211,6 +213,7 @@ class Fleet:
             identity=node.identity,
             up=node.up,
             draining=node.draining,
+            capabilities=node.capabilities,
             serving=serving,
             why_not=why_not,
         )

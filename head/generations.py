@@ -14,6 +14,7 @@ from bus.messages.api import PlacedEvent, moved_event
 from bus.messages.link import ModelStatus
 from bus.timers import Timers
 from head.answers import RUNNING, Answer
+from head.blobs import BlobDesk, Failed
 from head.book import AnswerBook
 from head.fleet import Fleet, Node
 from head.numbers import Numbers
@@ -23,6 +24,8 @@ from head.sessions import Placed, Session, Sessions
 
 #: Gives up an answer whose node let its wall budget pass: session, now.
 Overdue = Callable[[Session, float], None]
+#: Acts on a file that did not reach an answer's node: session, place, code, message, now.
+FileFailed = Callable[[Session, Placed, str, str, float], None]
 
 
 class Generations:
@@ -36,6 +39,7 @@ class Generations:
         grace_s: how long after the wall budget a node's own `expired` is waited for.
         overdue: called when that is over.
         freed: called when a lane for a model became free.
+        file_failed: called when a file that an answer names did not reach its node.
     """
 
     def __init__(
@@ -48,9 +52,11 @@ class Generations:
         book: AnswerBook,
         fleet: Fleet,
         sessions: Sessions,
+        blobs: BlobDesk,
         timers: Timers,
         overdue: Overdue,
         freed: Callable[[ModelName, float], None],
+        file_failed: FileFailed,
     ) -> None:
         self._lease_ms = round(lease_s * 1000)
         self._grace_s = grace_s
@@ -59,9 +65,11 @@ class Generations:
         self._book = book
         self._fleet = fleet
         self._sessions = sessions
+        self._blobs = blobs
         self._timers = timers
         self._overdue = overdue
         self._freed = freed
+        self._file_failed = file_failed
         self.running: dict[GenerationId, Session] = {}
 
     # --- start --------------------------------------------------------------------------------
@@ -80,7 +88,6 @@ class Generations:
         if (append := placed.protocol.append(context)) is not None:
             messages.append(append)
         plan = self._plan(session, placed, GenerationId(self._numbers.generations.next()), now)
-        messages.append(placed.protocol.generate(plan))
         self._run(session, placed, plan.generation, now)
         self._outbox.persist(
             PutGeneration(
@@ -95,6 +102,7 @@ class Generations:
             )
         )
         self._outbox.send(node.link, *messages)
+        self._generate(session, placed, plan, now)
         self._announce(answer, session, placed)
 
     def _session_of(self, answer: Answer) -> Session:
@@ -155,6 +163,7 @@ class Generations:
             generated_tokens=placed.first_offset,
             wall_ms=answer.budget_left_ms(now),
             exact=answer.exact,
+            blobs=answer.blobs,
         )
 
     def _announce(self, answer: Answer, session: Session, placed: Placed) -> None:
@@ -214,8 +223,34 @@ class Generations:
         append = placed.protocol.append(session.context_at(placed.first_offset))
         if append is not None:
             self._outbox.send(placed.link, append)
-        plan = self._plan(session, placed, generation, now)
-        self._outbox.send(placed.link, placed.protocol.generate(plan))
+        self._generate(session, placed, self._plan(session, placed, generation, now), now)
+
+    def files_again(self, session: Session, placed: Placed, now: float) -> bool:
+        """Send the files of a request again, which the node does not have, and then the request.
+
+        Returns:
+            False when that was done already.
+        """
+        generation = placed.protocol.generation
+        if placed.link is None or generation is None:
+            return False
+        request = placed.protocol.generate(self._plan(session, placed, generation, now))
+        failed = self._when_failed(session, placed, generation)
+        return self._blobs.missing(placed.link, request, failed, now)
+
+    def _generate(self, session: Session, placed: Placed, plan: GenerationPlan, now: float) -> None:
+        """Ask for a generation, once the node has the files that it names."""
+        request = placed.protocol.generate(plan)
+        if placed.link is not None:
+            failed = self._when_failed(session, placed, plan.generation)
+            self._blobs.generate(placed.link, request, failed, now)
+
+    def _when_failed(self, session: Session, placed: Placed, generation: GenerationId) -> Failed:
+        def failed(code: str, message: str, now: float) -> None:
+            if self.running.get(generation) is session and session.placed is placed:
+                self._file_failed(session, placed, code, message, now)
+
+        return failed
 
     # --- ends ---------------------------------------------------------------------------------
 
@@ -226,6 +261,7 @@ class Generations:
             self._timers.cancel(answer.budget_timer)
         if placed is None or placed.protocol.generation is None:
             return
+        self._blobs.drop(placed.link, placed.protocol.generation, now)
         if self.running.get(placed.protocol.generation) is session:
             del self.running[placed.protocol.generation]
             self._fleet.release(placed.node, placed.protocol.generation)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bus.errors import SuperfluidError
 from bus.ids import RequestId
@@ -18,14 +18,21 @@ from head.outbox import Outbox
 from head.runs import Runs
 from head.texts import TextDesk
 
+if TYPE_CHECKING:
+    from head.uploads import Uploads
+
 
 @dataclass(frozen=True, slots=True)
 class ApiRequest:
-    """A request whose envelope is sound; `body` has the operation's own keys, unchecked."""
+    """A request whose envelope is sound; `body` has the operation's own keys, unchecked.
+
+    `blobs` are the frames after the body.
+    """
 
     client: ClientKey
     envelope: Envelope
     body: dict[str, Any]
+    blobs: tuple[bytes, ...] = ()
 
     @property
     def id(self) -> RequestId:
@@ -45,6 +52,7 @@ class Core(Protocol):
     fleet: Fleet
     enrolment: Enrolment
     runs: Runs
+    uploads: Uploads
 
     def new_answer(
         self, owner: str, request: GenerationOptions, sampling: SamplingParams, now: float

@@ -18,7 +18,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-from bus.errors import ContextLengthExceeded, Invalid, NoNode, SuperfluidError
+from bus.errors import (
+    ContextLengthExceeded,
+    Invalid,
+    NoNode,
+    SuperfluidError,
+    UnsupportedOnFleet,
+)
 from bus.ids import NodeIdentity
 from head.snapshot import FleetSnapshot, ModelView, NodeView, PlacementRequest
 
@@ -115,7 +121,9 @@ def place(
         holds = any(not _window(c, request) for c in able)
         if untried and not holds:
             return Placement(None, _listed(reasons), _too_long(able, request))
-        return Placement(None, _listed(reasons), _no_node(reasons, request))
+        old = [] if able else [n for n in snapshot.nodes if _too_old(n, request)]
+        error = _unsupported(old, request) if old else _no_node(reasons, request)
+        return Placement(None, _listed(reasons), error)
     open_now = _keep(fitting, reasons, _room)
     if not open_now:
         return Placement(None, _listed(reasons), None)
@@ -135,6 +143,8 @@ def _views(
     for node in snapshot.nodes:
         if not node.up or node.draining or node.serving is None:
             reasons[node.identity] = _not_serving(node, request)
+        elif lacking := _lacking(node, request):
+            reasons[node.identity] = lacking
         else:
             found.append(Candidate(node.identity, node.serving))
     return found
@@ -146,6 +156,11 @@ def _not_serving(node: NodeView, request: PlacementRequest) -> str:
     if node.draining:
         return "is draining"
     return node.why_not or f"does not serve {request.model}"
+
+
+def _lacking(node: NodeView, request: PlacementRequest) -> str:
+    missing = [f"'{name}'" for name in request.needs if name not in node.capabilities]
+    return f"its version does not know {', '.join(missing)}; update it" if missing else ""
 
 
 def _keep(
@@ -201,6 +216,20 @@ def _too_long(candidates: Sequence[Candidate], request: PlacementRequest) -> Sup
         f"the prompt has {request.prompt_tokens} tokens and the largest window for "
         f"{request.model} is {largest}; shorten the prompt",
         details={"length": request.prompt_tokens, "max": largest},
+    )
+
+
+def _too_old(node: NodeView, request: PlacementRequest) -> bool:
+    serves = node.up and not node.draining and node.serving is not None
+    return serves and bool(_lacking(node, request))
+
+
+def _unsupported(nodes: Sequence[NodeView], request: PlacementRequest) -> SuperfluidError:
+    names = ", ".join(sorted(node.identity for node in nodes))
+    return UnsupportedOnFleet(
+        f"no node that serves {request.model} can take this request: {names} run versions that do "
+        f"not know {', '.join(request.needs)}; update superfluid there",
+        details={"nodes": {node.identity: _lacking(node, request) for node in nodes}},
     )
 
 

@@ -7,7 +7,7 @@ import msgpack
 from bus.codec import from_map
 from bus.errors import error_from_dict
 from bus.ids import NodeIdentity, PackedIds, count_ids, unpack_ids
-from bus.messages.link import SamplingParams
+from bus.messages.link import BlobRef, SamplingParams
 from head.answers import ENDED, PREPARING, Answer
 from head.book import AnswerBook
 from head.rows import FINISHED, StoredAnswer
@@ -33,6 +33,7 @@ def answer_from(stored: StoredAnswer, book: AnswerBook, now: float) -> Answer:
         wall_ms=options["wall_ms"],
         qos=options["qos"],
         exact=options["exact"],
+        blobs=tuple(from_map(BlobRef, blob) for blob in options.get("blobs", ())),
         keep=stored.on_disconnect == "keep",
         accepted_s=book.from_wall(stored.created_wall_s),
         prompt=PackedIds(stored.prompt),

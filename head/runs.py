@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bus.blob_sender import BlobSource
 from bus.head_session import HeadSession, Verdict
 from bus.ids import Epoch, PackedIds, SessionId, WorkerIncarnation, count_ids, unpack_ids
 from bus.messages.link import (
@@ -22,6 +23,7 @@ from bus.messages.link import (
 from bus.timers import Timers
 from head.acks import AckDesk
 from head.answers import FINISH_NAMES, QUEUED, Answer
+from head.blobs import BlobDesk
 from head.book import AnswerBook
 from head.effects import LinkKey
 from head.failover import Failover
@@ -71,6 +73,7 @@ class Runs:
         book: AnswerBook,
         fleet: Fleet,
         texts: TextDesk,
+        files: BlobSource,
         timers: Timers,
     ) -> None:
         self._policy = policy
@@ -79,6 +82,7 @@ class Runs:
         self._book = book
         self.sessions = Sessions()
         self.acks = AckDesk(outbox, timers)
+        self.blobs = BlobDesk(outbox, files, timers)
         self._generations = Generations(
             lease_s=policy.lease_s,
             grace_s=policy.grace_s,
@@ -87,9 +91,11 @@ class Runs:
             book=book,
             fleet=fleet,
             sessions=self.sessions,
+            blobs=self.blobs,
             timers=timers,
             overdue=lambda session, at: self._failover.end(session, "expired", at),
             freed=lambda model, at: self.waiting.recheck(model, at),
+            file_failed=lambda *failure: self._failover.file_failed(*failure),
         )
         self.waiting = WaitingLine(
             policy=policy.waiting,
@@ -137,12 +143,14 @@ class Runs:
 
     def link_up(self, link: LinkKey, node: Node, confirm: NodeConfirm, now: float) -> None:
         """A node's link is up: reconcile first, then give it work."""
+        self.blobs.link_up(link, node.identity, node.incarnation)
         self._reconciler.link_up(link, node, confirm, now)
         self.waiting.schedule_all(now)
 
     def link_down(self, link: LinkKey, node: Node, reason: str, now: float, *, left: bool) -> None:
         """A node's link ended; `left` when it said goodbye."""
         self.acks.drop(link)
+        self.blobs.link_down(link)
         self._reconciler.link_down(link)
         self.waiting.unsettle(now)
         self._failover.link_down(link, node.identity, reason, now, left=left)

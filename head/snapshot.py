@@ -47,18 +47,25 @@ class ModelView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """One node. `serving` is None when it does not serve the model, with `why_not`."""
+    """One node. `serving` is None when it does not serve the model, with `why_not`.
+
+    `capabilities` are what it can do beyond the wire version (bus/capabilities.py).
+    """
 
     identity: NodeIdentity
     up: bool = True
     draining: bool = False
+    capabilities: tuple[str, ...] = ()
     serving: ModelView | None = None
     why_not: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementRequest:
-    """What is to be placed. `expected_tokens` is max_new, or what remains of it."""
+    """What is to be placed. `expected_tokens` is max_new, or what remains of it.
+
+    `needs` are the capabilities that a node must have.
+    """
 
     model: ModelName
     prompt_tokens: int
@@ -66,6 +73,7 @@ class PlacementRequest:
     tokenizer_digest: int = 0
     prefer_numerics: NumericsId = NumericsId("")
     excluded: frozenset[NodeIdentity] = frozenset()
+    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

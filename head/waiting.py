@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from bus.capabilities import BLOBS
 from bus.errors import Expired, Internal, NodeLost, NoNode, SuperfluidError
 from bus.ids import ModelName, NodeIdentity, NumericsId
 from bus.messages.api import QueuedEvent
@@ -225,6 +226,7 @@ class WaitingLine:
             tokenizer_digest=digest,
             prefer_numerics=NumericsId(answer.numerics if answer.tokens else ""),
             excluded=frozenset(self._refusals(answer)) | self._avoided(answer),
+            needs=(BLOBS,) if answer.blobs else (),
         )
         snapshot = self._fleet.snapshot(answer.model, digest, now)
         return place(self._policy.placement, snapshot, request)

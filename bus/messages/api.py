@@ -26,6 +26,10 @@ MAX_PROMPT_TOKENS = 1 << 20
 DEFAULT_CREDIT = 256
 MAX_CREDIT = 4096
 MAX_ID_BYTES = 64
+#: The one blob frame of a `put_blob`.
+MAX_BLOB_PART_BYTES = 256 * 1024
+#: Files that one request may name.
+MAX_REQUEST_BLOBS = 64
 
 #: QoS classes by name; lower goes first.
 QOS_CLASSES = {"interactive": 0, "completion": 1, "agent": 2, "background": 3}
@@ -35,6 +39,7 @@ Text = Annotated[str, MaxBytes(MAX_BODY_BYTES)]
 Ids = Annotated[tuple[U32, ...], MaxItems(MAX_PROMPT_TOKENS)]
 RequestIdField = Annotated[RequestId, MaxBytes(MAX_ID_BYTES)]
 Key = Annotated[str, MaxBytes(256)]
+Sha256 = Annotated[bytes, MaxBytes(32)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +76,11 @@ NOT_YET = ("stop", "logprobs", "logit_bias", "constraint", "tools", "tool_choice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest(GenerationOptions):
-    """One of `prompt` (text) and `tokens` (ids)."""
+    """One of `prompt` (text) and `tokens` (ids); `blobs` are SHA-256 of files that were put."""
 
     prompt: Text | None = None
     tokens: Ids | None = None
+    blobs: Annotated[tuple[Sha256, ...], MaxItems(MAX_REQUEST_BLOBS)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +121,20 @@ class DetokenizeRequest:
     model: ModelName
     tokens: Ids
     skip_special: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutBlobRequest:
+    """A part of a file: the bytes at `offset`, in the one frame after the body."""
+
+    sha256: Sha256
+    length: Annotated[int, Range(0, 2**40)]
+    offset: Annotated[int, Range(0, 2**40)] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HasBlobRequest:
+    sha256: Sha256
 
 
 # --- what the head answers --------------------------------------------------------------------

@@ -1,0 +1,23 @@
+"""The operations on files: put_blob, has_blob."""
+
+from __future__ import annotations
+
+from bus.codec import from_map
+from bus.messages.api import HasBlobRequest, PutBlobRequest
+from head.operation import ApiRequest, Core
+
+
+class BlobOperations:
+    """Owned by the API; works on the head's core."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def put_blob(self, request: ApiRequest, now: float) -> None:
+        asked = from_map(PutBlobRequest, request.body)
+        self._core.uploads.put(request, asked, now)
+
+    def has_blob(self, request: ApiRequest, now: float) -> None:
+        asked = from_map(HasBlobRequest, request.body)
+        length = self._core.uploads.length(asked.sha256)
+        self._core.outbox.reply(request.end({"has": length is not None, "length": length or 0}))
