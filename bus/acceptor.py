@@ -239,6 +239,8 @@ class Acceptor:
             slot.link = None
         if slot.endpoints():
             self._wakeups.plan(address, slot.next_timeout())
+            if contest := self._contests.get(address):
+                self._wakeups.plan(address, contest.until)
         else:
             del self._slots[address]
             self._wakeups.plan(address, None)
@@ -277,7 +279,6 @@ class Acceptor:
                 holder.link.probe()
                 until = self._now + self.limits.probe_s
                 self._contests[address] = Contest(newcomer, holder, until)
-                self._wakeups.plan(address, until)
                 return
         newcomer.accept(self._now)
         self._settle(address)
