@@ -77,6 +77,8 @@ class Failover:
         self._timers = timers
         #: The last worker of each model on each node whose death was looked into.
         self._judged: dict[tuple[NodeIdentity, ModelName], WorkerIncarnation] = {}
+        #: How often each node's link was lost: a wait is for the end of one outage only.
+        self._outages: dict[NodeIdentity, int] = {}
 
     # --- moving and ending --------------------------------------------------------------------
 
@@ -107,6 +109,10 @@ class Failover:
         answer = session.answer
         if answer is None:
             return
+        placed = session.placed
+        stop = placed.protocol.cancel() if placed is not None else None
+        if placed is not None and placed.link is not None and stop is not None:
+            self._outbox.send(placed.link, stop)
         self._generations.release(session, now)
         if not session.made:
             self._generations.unplace(session, finish)
@@ -169,7 +175,8 @@ class Failover:
         if found is None:
             return
         session, placed = found
-        if message.code == WORKER_LOST and session.answer is not None:
+        if session.answer is not None:
+            # Its worker had not begun with it, whatever else it may have died of.
             session.answer.suspicion.excuse(placed.worker)
         missing = message.code == BlobMissing.code
         if missing and self._generations.files_again(session, placed, now):
@@ -269,6 +276,7 @@ class Failover:
     ) -> None:
         """The sessions of a link wait for its node for a moment; none after a goodbye."""
         lost = []
+        self._outages[node] = self._outages.get(node, 0) + 1
         for session, placed in self._sessions.on(node):
             if placed.link == link:
                 placed.link = None
@@ -277,14 +285,25 @@ class Failover:
         if left:
             self._give_up(lost, why, now)
         elif lost:
-            due = now + self._reattach_s
-            self._timers.at(due, lambda at: self._give_up(lost, why, at))
+            self._give_up_at(now + self._reattach_s, node, lost, why)
 
     def wait_for_node(self, session: Session, placed: Placed, until: float) -> None:
         """A session of the time before a restart moves when its node is not here by then."""
         lost = [(session.id, placed.protocol.epoch)]
         why = f"the head was restarted and node {placed.node} did not come back"
-        self._timers.at(until, lambda at: self._give_up(lost, why, at))
+        self._give_up_at(until, placed.node, lost, why)
+
+    def _give_up_at(
+        self, due: float, node: NodeIdentity, lost: list[tuple[SessionId, Epoch]], why: str
+    ) -> None:
+        outage = self._outages.get(node)
+
+        def give_up(at: float) -> None:
+            # A node that came back meanwhile and was lost again has its whole time anew.
+            if self._outages.get(node) == outage:
+                self._give_up(lost, why, at)
+
+        self._timers.at(due, give_up)
 
     def _give_up(self, lost: list[tuple[SessionId, Epoch]], why: str, now: float) -> None:
         for name, epoch in lost:

@@ -138,7 +138,9 @@ class Reconciler:
     ) -> None:
         protocol = placed.protocol
         if held is None:
-            self._gone(session, placed, node, now)
+            # It never came there, or has been fenced: its worker's death is another's.
+            why = f"node {node.identity} does not hold it any more"
+            self._failover.give_up(session, why, now)
             return
         if not protocol.is_generating:
             protocol.node_has(held.tokens, held.digest)

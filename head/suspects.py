@@ -49,6 +49,7 @@ class Suspicion:
         if self.last == worker and self.deaths:
             self.deaths -= 1
             self.last = WorkerIncarnation(0)
+            self.guilty = False
 
 
 @dataclass(frozen=True, slots=True)

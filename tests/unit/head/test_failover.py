@@ -166,6 +166,21 @@ def test_lost_link_is_waited_for_and_then_the_stream_moves(bench: Bench) -> None
     assert bench.on(2, GenerateReq)
 
 
+def test_link_that_is_lost_again_is_waited_for_as_long_again(bench: Bench) -> None:
+    request = bench.ask(max_new=10)
+    bench.hear(1, run(request, 0, 65))
+    bench.node(2, "n2")
+    bench.down(1)
+    bench.wait(0.3)
+    bench.node(3)
+    bench.wait(0.1)
+    bench.down(3)
+    bench.wait(0.4)
+    assert not bench.on(2, GenerateReq)
+    bench.wait(0.2)
+    assert bench.on(2, GenerateReq)
+
+
 def test_node_that_said_goodbye_is_not_waited_for(bench: Bench) -> None:
     request = bench.ask(max_new=10)
     bench.hear(1, run(request, 0, 65))
@@ -278,6 +293,22 @@ def test_g0_a_request_that_kills_every_worker_ends_with_the_second_and_neighbour
     (good,) = bench.on(1, GenerateReq)[4:]
     bench.hear(1, run(good, 0, 66, finish="eos"))
     assert [r["finish"] for r in bench.replies if r["kind"] == "end"] == ["stop"]
+
+
+@pytest.mark.parametrize("code", ["model_not_ready", "worker_lost"])
+def test_request_that_the_dead_worker_had_not_begun_with_is_not_blamed(
+    bench: Bench, code: str
+) -> None:
+    first = bench.ask(b"first", max_new=40)
+    bench.hear(1, run(first, 0, 65))
+    second = bench.ask(b"second", max_new=40)
+    bench.hear(1, lost(first))
+    bench.hear(1, declined(second, code))
+    bench.hear(1, respawned(2))
+    bench.wait(1.0)
+    second = bench.last(GenerateReq)
+    bench.hear(1, lost(second, worker=2))
+    assert not any(reply["kind"] == "error" for reply in bench.replies)
 
 
 def test_suspects_that_are_set_apart_run_one_after_the_other(bench: Bench) -> None:

@@ -148,6 +148,14 @@ def test_session_that_is_not_held_is_assigned_again_under_a_higher_epoch(bench: 
     assert assign.epoch > request.epoch
 
 
+def test_session_that_is_not_held_is_not_blamed_for_the_death_of_a_worker(bench: Bench) -> None:
+    request = bench.ask(max_new=10)
+    cut_and_back(bench, request, worker=2)
+    bench.hear(2, ack())
+    (answer,) = bench.core.book
+    assert answer.suspicion.deaths == 0
+
+
 def test_answer_in_pages_counts_when_the_last_one_came(bench: Bench) -> None:
     requests = [bench.ask(name, max_new=10) for name in (b"a", b"b")]
     bench.down(1)
