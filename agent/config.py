@@ -80,12 +80,20 @@ class WorkerSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BlobsSection:
+    """Files that requests bring."""
+
+    budget_bytes: Annotated[int, Range(0, 1 << 50)] = 4 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
     """All of agent.toml."""
 
     node: NodeSection = NodeSection()
     models: ModelsSection = ModelsSection()
     worker: WorkerSection = WorkerSection()
+    blobs: BlobsSection = BlobsSection()
     log: LogConfig = LogConfig()
 
     def policy(self) -> AgentPolicy:

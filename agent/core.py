@@ -7,14 +7,17 @@ no worker by itself: a pool keeps one per model running and says what happens to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agent.actions import Action, Note, SendToWorker, WorkerIsReady
+from agent.blobs import NodeBlobs, NodeBlobStore
 from agent.served_model import ServedModel
 from bus.agent_records import SendToHead, SubmitToWorker, ToWorker
 from bus.agent_session import AgentSession
 from bus.agent_status import AgentModel
+from bus.capabilities import BLOBS, CAPABILITIES
+from bus.errors import BlobMissing
 from bus.ids import GenerationId, ModelName, NodeIdentity, WorkerIncarnation
 from bus.messages import link, worker
 from bus.version import __version__
@@ -43,6 +46,7 @@ class AgentCore:
         identity: unique in the fleet.
         incarnation: this start's boot number.
         models: what it serves; fixed for its life.
+        files: where the files of requests go; None takes none.
     """
 
     def __init__(
@@ -51,12 +55,14 @@ class AgentCore:
         incarnation: int,
         models: Iterable[ModelName],
         policy: AgentPolicy = AgentPolicy(),
+        files: NodeBlobStore | None = None,
     ) -> None:
         self.identity = identity
         self._incarnation = incarnation
         self._policy = policy
         self._models = {name: ServedModel(name) for name in models}
         self._session = AgentSession()
+        self._blobs = NodeBlobs(files, self._session.blobs_in_use) if files is not None else None
         self._host = link.HostStatus()
         self._actions: list[Action] = []
         self._link_is_up = False
@@ -82,6 +88,7 @@ class AgentCore:
     def actions(self) -> list[Action]:
         """What to do since the last call, in order."""
         self._take_session_actions()
+        self._take_blob_messages()
         taken, self._actions = self._actions, []
         return taken
 
@@ -91,6 +98,7 @@ class AgentCore:
             identity=self.identity,
             incarnation=self._incarnation,
             software=SOFTWARE,
+            capabilities=tuple(name for name in CAPABILITIES if name != BLOBS or self._blobs),
             models=self._statuses(),
             host=self._host,
             highest_epoch=self._session.highest_epoch,
@@ -126,6 +134,8 @@ class AgentCore:
     def link_down(self, now: float) -> None:
         """The link is gone; sessions and generations go on without it, by their leases."""
         self._session.link_down(now)
+        if self._blobs is not None:
+            self._blobs.link_down(now)
         self._link_is_up = False
         self._status_at = None
         self._forget_unsent()
@@ -136,11 +146,18 @@ class AgentCore:
 
     def link_message(self, message: object, now: float) -> None:
         """A message of the head. Heartbeats and such are the link's own and need nothing here."""
-        self._session.receive(message, now)
+        if self._blobs is None or not self._blobs.receive(message, now):
+            self._session.receive(message, now)
 
     def host_sampled(self, host: link.HostStatus) -> None:
         """The host's figures for the next status."""
-        self._host = host
+        budget_bytes = 0 if self._blobs is None else self._blobs.budget_bytes
+        self._host = replace(host, blob_budget_bytes=budget_bytes)
+
+    def files_settled(self) -> None:
+        """The store of files has put some on disk, or could not."""
+        if self._blobs is not None:
+            self._blobs.settle()
 
     # --- workers ------------------------------------------------------------------------------
 
@@ -239,12 +256,15 @@ class AgentCore:
 
     def next_timeout(self) -> float | None:
         """When `handle_timeout` is due (seconds), or None."""
-        times = (self._session.next_timeout(), self._status_at, self._ping_at)
+        files_at = None if self._blobs is None else self._blobs.next_timeout()
+        times = (self._session.next_timeout(), self._status_at, self._ping_at, files_at)
         return min((at for at in times if at is not None), default=None)
 
     def handle_timeout(self, now: float) -> None:
         """Renew and fence leases, send the status, ask the workers."""
         self._session.handle_timeout(now)
+        if self._blobs is not None:
+            self._blobs.handle_timeout(now)
         if self._status_at is not None and self._status_at <= now:
             self._send_status(now)
         if self._ping_at is not None and self._ping_at <= now:
@@ -280,6 +300,11 @@ class AgentCore:
                     case ToWorker(model=model, message=message):
                         self._actions.append(SendToWorker(model=model, message=message))
 
+    def _take_blob_messages(self) -> None:
+        messages = [] if self._blobs is None else self._blobs.messages()
+        if self._link_is_up:
+            self._actions += [SendToHead(message=message) for message in messages]
+
     def _submit(self, model: ModelName, submit: worker.Submit) -> None:
         found = self._models.get(model)
         if found is None:
@@ -290,8 +315,22 @@ class AgentCore:
                 f": {found.problem}" if found.problem else "; wait until it is ready"
             )
             self._session.decline(submit.generation, MODEL_NOT_READY, why)
+        elif blobs := self._session.blobs_of(submit.generation):
+            self._submit_with_files(model, submit, blobs)
         else:
             self._actions.append(SendToWorker(model=model, message=submit))
+
+    def _submit_with_files(
+        self, model: ModelName, submit: worker.Submit, blobs: tuple[link.BlobRef, ...]
+    ) -> None:
+        try:
+            if self._blobs is None:
+                raise BlobMissing("this node takes no files")
+            files = self._blobs.files_of(blobs)
+        except BlobMissing as error:
+            self._session.decline(submit.generation, error.code, error.message)
+        else:
+            self._actions.append(SendToWorker(model=model, message=replace(submit, files=files)))
 
     def _note(
         self, event: str, model: ServedModel, *, is_problem: bool = False, **pairs: object
@@ -307,6 +346,8 @@ class AgentCore:
             ValueError: one does not hold.
         """
         self._session.validate_state()
+        if self._blobs is not None:
+            self._blobs.validate_state()
         for model in self._models.values():
             if (model.ready is not None) != (model.phase == "ready"):
                 raise ValueError(f"{model.name} is {model.phase} and has a wrong Ready")

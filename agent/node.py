@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from agent.actions import Note, SendToWorker, WorkerIsReady
+from agent.blobs import FOLDER
 from agent.config import AgentConfig, default_identity, share_threads
 from agent.core import SOFTWARE, AgentCore
 from agent.head_link import HeadLink, fleet_name, fleet_tokens, open_head_link
@@ -18,6 +20,7 @@ from agent.node_folder import NodeFolder
 from agent.status_file import StatusFile
 from agent.workers import Workers
 from bus.agent_records import SendToHead
+from bus.blob_folder import BlobFolder
 from bus.ids import ModelName, NodeIdentity
 from bus.link import LinkDown, LinkEvent, LinkUp, MessageReceived, PeerRefused
 from bus.log import EventLog
@@ -65,11 +68,15 @@ class Node:
         """
         tokens = fleet_tokens(self._config, self._state)
         folder_path = self._state.nodes / self._name
-        with NodeFolder(folder_path) as folder, Loop() as loop:
+        with NodeFolder(folder_path) as folder, Loop() as loop, ExitStack() as opened:
             identity = NodeIdentity(self._config.node.identity or default_identity(folder_path))
             fleet = fleet_name(self._config, self._state, tokens)
             folder.hold_identity(identity, fleet, host_folder())
-            core = AgentCore(identity, folder.boot, self._models, self._config.policy())
+            files = opened.enter_context(
+                BlobFolder(folder_path / FOLDER, self._config.blobs.budget_bytes)
+            )
+            core = AgentCore(identity, folder.boot, self._models, self._config.policy(), files)
+            loop.add_reader(files.fileno(), core.files_settled)
             workers = Workers(
                 loop,
                 core,

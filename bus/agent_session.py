@@ -86,6 +86,16 @@ class AgentSession:
         """Bytes of events that no head has acknowledged."""
         return self._generations.retained_bytes
 
+    def blobs_of(self, generation: GenerationId) -> tuple[link.BlobRef, ...]:
+        """The files that a generation names."""
+        found = self._generations.get(generation)
+        return () if found is None else found.request.blobs
+
+    def blobs_in_use(self) -> set[bytes]:
+        """Hashes of the files that running generations name."""
+        running = (found for found in self._generations if found.is_running)
+        return {blob.sha256 for found in running for blob in found.request.blobs}
+
     def held(self) -> tuple[link.LeaseRef, ...]:
         """Sessions that are not fenced, with their epochs."""
         return tuple(held.ref for held in self._held.values() if not held.fenced)

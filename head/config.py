@@ -75,6 +75,13 @@ class TextSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BlobsSection:
+    """Files that clients put."""
+
+    budget_bytes: Annotated[int, Range(0, 1 << 50)] = 4 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeadConfig:
     """All of head.toml."""
 
@@ -84,6 +91,7 @@ class HeadConfig:
     queue: QueueSection = QueueSection()
     store: StoreSection = StoreSection()
     text: TextSection = TextSection()
+    blobs: BlobsSection = BlobsSection()
     log: LogConfig = LogConfig()
 
     def core_policy(self) -> CorePolicy:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import time
 
+from bus.blob_folder import BlobFolder
 from bus.errors import TooLarge
 from bus.ids import BootCounter, WorkerIncarnation
 from bus.log import EventLog
@@ -77,9 +78,15 @@ class HeadServer:
         loop = self._loop = stack.enter_context(Loop())
         self._store, stored = Store.open(state.store)
         stack.callback(self._store.close)
+        files = stack.enter_context(BlobFolder(state.path / "blobs", config.blobs.budget_bytes))
         now = clock.now()
         self._core = HeadCore(
-            config.core_policy(), stored, entropy=os.urandom, now=now, wall_s=time.time()
+            config.core_policy(),
+            stored,
+            entropy=os.urandom,
+            now=now,
+            wall_s=time.time(),
+            files=files,
         )
         self._api = ApiServer(config.api.socket or f"ipc://{state.run / 'api.sock'}")
         stack.callback(self._api.close)
@@ -94,6 +101,7 @@ class HeadServer:
         self._texts = TextPool(pool, limits.processes, arguments, log_path)
         self._api.attach(loop, self._read_clients)
         loop.add_reader(self._store.fileno(), self._committed)
+        loop.add_reader(files.fileno(), self._core.uploads.settle)
         loop.add_timer_source(self._core.next_timeout, self._core.handle_timeout)
         loop.add_timer_source(lambda: self._models_at, self._look_for_models)
         loop.on_turn(self._turn)

@@ -14,14 +14,16 @@ from typing import Protocol
 
 from agent.worker.engine import Engine
 from agent.worker.output_buffer import OutputBuffer
-from bus.errors import DecodeError, SuperfluidError
+from bus.errors import DecodeError, Invalid, SuperfluidError
 from bus.log import EventLog
+from bus.messages.link import Finish
 from bus.messages.worker import (
     UNASKED,
     WORKER,
     Accepted,
     Cancel,
     Output,
+    OutputRun,
     Pause,
     Ping,
     Pong,
@@ -145,6 +147,9 @@ class Worker:
                 log.error("message_unexpected", kind=type(message).__name__)
 
     def _submit(self, submit: Submit) -> None:
+        if submit.files:
+            self._refuse_files(submit)
+            return
         try:
             self._engine.submit(submit, self._clock())
         except SuperfluidError as error:
@@ -160,3 +165,14 @@ class Worker:
             )
         else:
             self.post(Accepted(generation=submit.generation))
+
+    def _refuse_files(self, submit: Submit) -> None:
+        finish = Finish(
+            reason="refused",
+            error_code=Invalid.code,
+            message="this model takes no files; leave blobs out, or choose a model that does",
+            param="blobs",
+        )
+        run = OutputRun(generation=submit.generation, first_index=0, finish=finish)
+        self.post(Accepted(generation=submit.generation))
+        self.post(Output(runs=(run,), stats=self._engine.stats()))

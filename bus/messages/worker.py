@@ -15,6 +15,8 @@ from bus.fields import MaxBytes, MaxItems, Range
 from bus.ids import GenerationId, NumericsId, PackedIds, WorkerIncarnation
 from bus.messages.link import U8, U32, Finish, Name, SamplingParams, Segment
 
+Path = Annotated[str, MaxBytes(4096)]
+
 WORKER = Codec("worker", max_bytes=64 * 1024 * 1024)
 #: The nonce of a Pong that answers no Ping.
 UNASKED = 0
@@ -66,6 +68,8 @@ class Submit:
     qos: U8 = 0
     segments: Annotated[tuple[Segment, ...], MaxItems(65536)] = ()
     exact: bool = False
+    #: Paths of the files that the request names, in its order.
+    files: Annotated[tuple[Path, ...], MaxItems(64)] = ()
 
 
 @WORKER.message(tag=2)

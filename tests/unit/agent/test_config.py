@@ -27,7 +27,7 @@ def test_the_shipped_file_holds_every_key_at_its_default() -> None:
     lines = [line for line in SHIPPED.read_text().splitlines() if "=" in line.split("#")[0]]
     keys = [
         f"{section}.{key}"
-        for section in ("node", "models", "worker", "log")
+        for section in ("node", "models", "worker", "blobs", "log")
         for key in getattr(AgentConfig(), section).__dataclass_fields__
     ]
     assert len(lines) == len(keys)
