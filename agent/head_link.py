@@ -19,6 +19,7 @@ from bus.ids import NodeIdentity
 from bus.keys import INSECURE_TOKEN, FleetToken
 from bus.link import LinkDown, LinkEvent, LinkIdentity, LinkLimits, LinkUp, PeerInfo, PeerRefused
 from bus.log import EventLog
+from bus.process_info import this_process
 from bus.state import StateFolder, write_atomically
 from bus.token_files import TOKEN_FILE, FleetTokens, TokenWatch
 from bus.transport.dealer import DealerLink
@@ -33,6 +34,10 @@ TRY_S = 6.0
 MAX_HEADS = 64
 
 
+class Superseded(StartError):
+    """Another process with this node's key took its place at the head; this one has to end."""
+
+
 class HeadLink(Protocol):
     """What the agent's loop needs of either kind."""
 
@@ -45,7 +50,11 @@ class HeadLink(Protocol):
         """Where the other end is looked for, or waited for."""
 
     def events(self) -> list[LinkEvent]:
-        """What happened since the last call, in order."""
+        """What happened since the last call, in order.
+
+        Raises:
+            Superseded: another process took this node's place.
+        """
 
     def send(self, message: Any) -> bool:
         """Queue a message; False when no link is up."""
@@ -110,6 +119,7 @@ def open_head_link(
         tokens=tokens,
         incarnation=folder.boot,
         confirm=core.confirm,
+        process=this_process(),
         peer_label="the head",
     )
     limits = LinkLimits(silence_s=config.node.silence_s)
@@ -202,6 +212,11 @@ class JoinLink:
         for event in events:
             if isinstance(event, LinkUp):
                 self._linked(event.peer)
+            elif isinstance(event, LinkDown) and event.code == "replaced" and event.by_peer:
+                raise Superseded(
+                    f"{event.reason}; two processes have this node's key and state folder, or a "
+                    "copy of it, and this one ends; keep one of them"
+                )
         return events
 
     def send(self, message: Any) -> bool:

@@ -36,8 +36,9 @@ from bus.messages.link import Heartbeat
 from bus.self_suspicion import SelfSuspicion
 from bus.wakeups import Wakeups
 
-#: Handshakes that wait for a Confirm; above it the oldest is cut.
-MAX_HALF_OPEN = 64
+#: Handshakes that wait for a Confirm, all of peers with the fleet token; above it the oldest is
+#: cut. A fleet of 200 that comes back in one moment has room; 256 of them take some 3 MB.
+MAX_HALF_OPEN = 256
 #: A ROUTER can not wait for one peer; a frame that it refused is tried again after this.
 REFUSED_RETRY_S = 0.005
 #: Stale and Reject answers that wait for the socket; more are dropped, the peers ask again.

@@ -9,6 +9,7 @@ from bus.errors import TokenRefused
 from bus.keys import INSECURE_TOKEN, FleetToken, fingerprint, load_or_create_static_key
 from bus.link import LinkIdentity
 from bus.messages.link import HeadConfirm
+from bus.process_info import this_process
 from bus.state import StateFolder
 from bus.token_files import TOKEN_FILE, FleetTokens
 from bus.version import __version__
@@ -49,6 +50,7 @@ def head_identity(config: FleetSection, state: StateFolder, stored: StoredState)
         tokens=tokens,
         incarnation=stored.boot,
         confirm=lambda: confirm,
+        process=this_process(),
     )
 
 

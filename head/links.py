@@ -30,6 +30,7 @@ from bus.link import (
 )
 from bus.log import EventLog
 from bus.messages.link import Heartbeat, NodeConfirm
+from bus.self_suspicion import SelfSuspicion
 from bus.state import StateFolder
 from bus.token_files import FleetTokens, TokenWatch
 from bus.transport.dealer import DealerLink
@@ -85,6 +86,8 @@ class FleetLinks:
         self._links: dict[_Place, LinkKey] = {}
         self._limits = LinkLimits(silence_s=config.silence_s)
         self._identity = head_identity(config, state, stored)
+        #: Joined and dialed nodes alike: does most of the fleet fall silent at once?
+        self._suspicion = SelfSuspicion()
         self._enrolment = enrolment
         self._own_nodes = state.nodes
         self._newest = {
@@ -159,6 +162,7 @@ class FleetLinks:
             last_seen=self._newest.get,
             admit=self._admit,
             heartbeat=self._heartbeat,
+            suspicion=self._suspicion,
         )
 
     def _endpoint(self, host: str) -> Endpoint:
@@ -169,6 +173,7 @@ class FleetLinks:
             limits=self._limits,
             admit=lambda peer: self._admit(replace(peer, host=host)),
             heartbeat=self._heartbeat,
+            suspicion=self._suspicion,
         )
 
     # --- who may link -------------------------------------------------------------------------

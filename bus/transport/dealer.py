@@ -5,6 +5,8 @@
 
 libzmq makes the connection again by itself, and this end says Hello when it stands; the waits
 after a link's end grow and are drawn at random, so that a thousand nodes do not come back at once.
+A connection that went silent or carried what does not verify is given up for a new one: libzmq
+alone would keep it for its own 30 s, and after bytes that are no ZMTP it gives up for ever.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 
 import zmq
 
+from bus.backoff import Backoff
 from bus.endpoint import Endpoint
 from bus.errors import ConfigInvalid
 from bus.link import LinkDown, LinkEvent, LinkUp, PeerInfo, PeerRefused
@@ -34,11 +37,11 @@ UNREACHABLE_S = 5.0
 UNREACHABLE_AGAIN_S = 60.0
 #: Frames read at one go, before the loop sees to others.
 MAX_BATCH = 256
-#: Bounds of the random wait after a link's end: the first, doubling to the last.
-FIRST_BACKOFF_S = 0.25
-MAX_BACKOFF_S = 5.0
-#: A link that was up for so long makes the next wait a first one.
-STEADY_S = 10.0
+#: libzmq takes a connection again and says so at once, but never after bytes that are no ZMTP.
+ABANDONED_S = 1.0
+CONNECTING = frozenset({Happening.CONNECT_DELAYED, Happening.CONNECT_RETRIED, Happening.CONNECTED})
+#: Ends of links and handshakes after which their connection is not used again.
+BROKEN_CODES = frozenset({"silent", "gap", "auth", "decode", "handshake_timeout"})
 
 
 class DealerLink:
@@ -74,14 +77,16 @@ class DealerLink:
         self._events: list[LinkEvent] = []
         self._busy = False
         self._connected = False
-        self._backoff_s = FIRST_BACKOFF_S
-        self._up_since: float | None = None
+        self._backoff = Backoff(self._rng)
         #: When to say Hello; None: a handshake or a link is under way, or there is no connection.
         self._hello_at: float | None = None
         #: No Hello before this.
         self._not_before = 0.0
         self._retry_at: float | None = None
         self._unreachable_at: float | None = now() + UNREACHABLE_S
+        #: When to give the present connection up for a new one: in a later turn than the peer was
+        #: told why, or when libzmq does nothing for one.
+        self._reconnect_at: float | None = None
         self._loop: Loop | None = None
         self._dealer = shared_context().socket(zmq.DEALER)
         configure_dealer(self._dealer, self._rng)
@@ -160,11 +165,13 @@ class DealerLink:
     def next_timeout(self) -> float | None:
         """When `handle_timeout` is due."""
         times = [self._retry_at, self._unreachable_at, self._endpoint.next_timeout()]
-        times.append(self._hello_at)
+        times += [self._hello_at, self._reconnect_at]
         return min((at for at in times if at is not None), default=None)
 
     def handle_timeout(self, now: float) -> None:
         """Say Hello, retry, beat and report what is due; `flush` follows at the turn's end."""
+        if self._reconnect_at is not None and self._reconnect_at <= now:
+            self._make_connection(now)
         if self._retry_at is not None and self._retry_at <= now:
             self.flush(now)
         if self._unreachable_at is not None and self._unreachable_at <= now:
@@ -201,12 +208,16 @@ class DealerLink:
         self._monitor.close()
         self._dealer.close(GOODBYE_LINGER_MS)
         self._connected = False
-        self._hello_at = self._retry_at = self._unreachable_at = None
+        self._hello_at = self._retry_at = self._unreachable_at = self._reconnect_at = None
 
     # --- inside -------------------------------------------------------------------------------
 
     def _on_connection(self, event: ConnectionEvent) -> None:
         now = self._now()
+        if event.happening in CONNECTING:
+            self._reconnect_at = None
+        elif event.happening in (Happening.DISCONNECTED, *HANDSHAKE_FAILURES):
+            self._reconnect_at = now + ABANDONED_S
         if event.happening is Happening.HANDSHAKE_SUCCEEDED:
             self._connected = True
             self._unreachable_at = None
@@ -220,6 +231,18 @@ class DealerLink:
             text = f"{self.label} closed the connection or is no superfluid; check the address"
             self._events.append(PeerRefused("connection_closed", text))
 
+    def _make_connection(self, now: float) -> None:
+        """Give the connection up and take a new one; what was queued for it goes nowhere."""
+        self._reconnect_at = None
+        if self.is_up:
+            return
+        self._endpoint.close("its connection is given up", now)
+        self._connected = False
+        self._hello_at = self._retry_at = None
+        self._unreachable_at = now + UNREACHABLE_S
+        self._dealer.disconnect(self.address)
+        self._dealer.connect(self.address)
+
     def _lose_connection(self, now: float) -> None:
         self._connected = False
         self._hello_at = self._retry_at = None
@@ -228,7 +251,7 @@ class DealerLink:
         self._endpoint.disconnected(f"{self.label} ended, or the network between did", now)
         self._collect()
         if not was_up:
-            self._wait_after_end(now)
+            self._not_before = self._backoff.ended(now)
 
     def _read(self, limit: int) -> None:
         for _ in range(limit):
@@ -248,18 +271,13 @@ class DealerLink:
         for event in self._endpoint.events():
             self._events.append(event)
             if isinstance(event, LinkUp):
-                self._up_since = self._now()
+                self._backoff.up(self._now())
             elif isinstance(event, LinkDown):
-                self._wait_after_end(self._now())
+                self._not_before = self._backoff.ended(self._now(), event.code)
                 if self._connected:
                     self._hello_at = self._not_before
-
-    def _wait_after_end(self, now: float) -> None:
-        if self._up_since is not None and now - self._up_since >= STEADY_S:
-            self._backoff_s = FIRST_BACKOFF_S
-        self._up_since = None
-        self._not_before = now + self._rng.uniform(0.0, self._backoff_s)
-        self._backoff_s = min(MAX_BACKOFF_S, 2 * self._backoff_s)
+            if isinstance(event, LinkDown | PeerRefused) and event.code in BROKEN_CODES:
+                self._reconnect_at = self._now() if self._connected else self._reconnect_at
 
     def _say_hello(self, now: float) -> None:
         self._hello_at = None

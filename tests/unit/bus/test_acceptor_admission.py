@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bus.acceptor import MAX_HALF_OPEN
+from bus import acceptor
 from bus.crypto import KeyPair
 from bus.endpoint import Endpoint
 from bus.errors import WireError
@@ -61,14 +61,17 @@ def test_a_node_serves_one_head() -> None:
     assert fleet.codes(PeerRefused) == [(b"2", "node_taken")]
 
 
-def test_at_most_64_are_half_open_and_the_oldest_is_cut() -> None:
+def test_half_open_handshakes_are_bounded_and_the_oldest_is_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fleet = Fleet()
     linked = fleet.join(b"linked", node("linked"))
-    for n in range(MAX_HALF_OPEN + 2):
+    monkeypatch.setattr(acceptor, "MAX_HALF_OPEN", 64)
+    for n in range(64 + 2):
         fleet.now += 0.1
         hello = hello_of(node(f"n{n}"), b"%d" % n)
         fleet.acceptor.receive(b"half-%d" % n, hello, fleet.now)
-        assert fleet.acceptor.half_open <= MAX_HALF_OPEN
+        assert fleet.acceptor.half_open <= 64
     fleet.settle()
     assert fleet.codes(PeerRefused) == [
         (b"half-0", "too_many_handshakes"),
