@@ -23,12 +23,14 @@ from bus.messages.api import (
     ChatRequest,
     GenerateRequest,
     GenerationOptions,
+    SessionGenerateRequest,
 )
 from bus.messages.link import SamplingParams
 from bus.messages.text import MAX_OPTIONS_BYTES, Described, Encode, Encoded, RenderChat
 from head.answers import Answer, Subscription
 from head.effects import ClientKey
 from head.operation import ApiRequest, Core
+from head.sessions import Session
 from head.texts import Continue, MakeJob
 
 #: Until clients have keys, whoever may open the API socket is one owner.
@@ -42,15 +44,15 @@ class AnswerOperations:
         self._core = core
 
     def generate(self, request: ApiRequest, now: float) -> None:
-        asked = from_map(GenerateRequest, _only_known(request.body))
+        asked = from_map(GenerateRequest, only_known(request.body))
         if (asked.prompt is None) == (asked.tokens is None):
             raise Invalid("give one of prompt (text) and tokens (ids)", param="prompt")
         if asked.prompt == "" or asked.tokens == ():
             raise Invalid("the prompt is empty; give at least one token of text", param="prompt")
         if asked.prompt is not None:
             self._refuse_hopeless(asked.model, asked.prompt)
-        answer, is_new = self._open_answer(request, asked, now)
-        if not is_new:
+        answer = self._open_answer(request, asked, now)
+        if answer is None:
             return
         try:
             answer.blobs = self._core.uploads.find(asked.blobs)
@@ -72,7 +74,7 @@ class AnswerOperations:
         )
 
     def chat(self, request: ApiRequest, now: float) -> None:
-        asked = from_map(ChatRequest, _only_known(request.body))
+        asked = from_map(ChatRequest, only_known(request.body))
         if not asked.messages:
             raise Invalid("messages is empty; give at least one message", param="messages")
         messages = msgpack.packb(list(asked.messages))
@@ -82,8 +84,8 @@ class AnswerOperations:
                 f"template has {len(options)} bytes; at most {MAX_OPTIONS_BYTES} are taken",
                 param="template",
             )
-        answer, is_new = self._open_answer(request, asked, now)
-        if is_new:
+        answer = self._open_answer(request, asked, now)
+        if answer is not None:
             self._encode(
                 request.client,
                 answer,
@@ -118,22 +120,50 @@ class AnswerOperations:
         self._core.book.pump_one(subscription)
         self._core.outbox.reply(request.end({}))
 
+    # --- turns of sessions --------------------------------------------------------------------
+
+    def attach_known(self, request: ApiRequest, key: str | None, now: float) -> bool:
+        """Read the answer that a repeated key names; False when it names none."""
+        known = self._core.book.by_key(LOCAL_OWNER, key) if key is not None else None
+        if known is not None:
+            self._subscribe_when_described(request, known, 0, now)
+        return known is not None
+
+    def begin_turn(
+        self, request: ApiRequest, asked: SessionGenerateRequest, session: Session, now: float
+    ) -> None:
+        """Run a turn of a session, which is idle, on its context."""
+        answer = self._new_answer(request, asked, now, session.id)
+        answer.keep_output = asked.keep_output
+        try:
+            self._core.runs.made.begin_turn(session, answer)
+        except SuperfluidError as error:
+            self._core.book.end(answer, "error", now, error)
+            return
+        self._when_described(answer, lambda known, at: self._wait(answer, known, at), now)
+
     # --- parts --------------------------------------------------------------------------------
 
     def _open_answer(
         self, request: ApiRequest, asked: GenerationOptions, now: float
-    ) -> tuple[Answer, bool]:
-        """The answer of a request and whether it is new; a repeated key attaches to its own."""
-        if asked.key is not None:
-            known = self._core.book.by_key(LOCAL_OWNER, asked.key)
-            if known is not None:
-                self._subscribe_when_described(request, known, 0, now)
-                return known, False
+    ) -> Answer | None:
+        """A request's answer when it is new; a repeated key attaches to its own."""
+        if self.attach_known(request, asked.key, now):
+            return None
+        return self._new_answer(request, asked, now)
+
+    def _new_answer(
+        self,
+        request: ApiRequest,
+        asked: GenerationOptions,
+        now: float,
+        session: SessionId | None = None,
+    ) -> Answer:
         self._core.texts.folder(asked.model)
-        answer = self._core.new_answer(LOCAL_OWNER, asked, sampling_of(asked), now)
+        answer = self._core.new_answer(LOCAL_OWNER, asked, sampling_of(asked), now, session)
         self._subscribe(request, answer, 0)
         self._core.book.add(answer)
-        return answer, True
+        return answer
 
     def _refuse_hopeless(self, model: ModelName, text: str) -> None:
         """Refuse a text that no window can hold, before it costs a text process anything."""
@@ -197,7 +227,15 @@ class AnswerOperations:
             return
         answer.prompt = PackedIds(ids)
         answer.prompt_tokens = len(ids) // 4
+        self._wait(answer, known, now)
+
+    def _wait(self, answer: Answer, known: object, now: float) -> None:
+        """Let an answer with a prompt wait for a node."""
+        if answer.ended:
+            return
         try:
+            if isinstance(known, SuperfluidError):
+                raise known
             self._core.runs.waiting.add(answer, now)
         except SuperfluidError as error:
             self._core.book.end(answer, "error", now, error)
@@ -260,7 +298,7 @@ def sampling_of(request: GenerationOptions) -> SamplingParams:
     )
 
 
-def _only_known(body: dict[str, Any]) -> dict[str, Any]:
+def only_known(body: dict[str, Any]) -> dict[str, Any]:
     """The body, once it asks for nothing that would have to be passed over in silence."""
     for name in NOT_YET:
         if body.get(name) not in (None, [], {}, False):

@@ -53,7 +53,11 @@ class Answer:
     exact: bool
     keep: bool
     accepted_s: float
+    #: Empty for a turn of a made session, which begins with its session's context.
     prompt: PackedIds = PackedIds(b"")
+    is_turn: bool = False
+    #: Of a turn: its tokens join the session's context when it ends.
+    keep_output: bool = True
     #: Files that it names; the head keeps them until it has ended.
     blobs: tuple[BlobRef, ...] = ()
     stage: str = PREPARING

@@ -19,6 +19,7 @@ from head.answer_operations import AnswerOperations
 from head.blob_operations import BlobOperations
 from head.node_operations import NodeOperations
 from head.operation import ApiRequest, Core
+from head.session_operations import SessionOperations
 from head.texts import MakeJob
 
 
@@ -29,6 +30,7 @@ class Api:
         self._core = core
         self.answers = AnswerOperations(core)
         self.blobs = BlobOperations(core)
+        self.sessions = SessionOperations(core, self.answers)
         self.node_keys = NodeOperations(core)
 
     def handle(self, request: ApiRequest, now: float) -> None:
@@ -127,6 +129,11 @@ OPERATIONS: dict[str, Operation] = {
     "cancel": lambda api, request, now: api.answers.cancel(request, now),
     "more": lambda api, request, now: api.answers.more(request, now),
     "attach": lambda api, request, now: api.answers.attach(request, now),
+    "session.create": lambda api, request, now: api.sessions.create(request, now),
+    "session.append": lambda api, request, now: api.sessions.append(request, now),
+    "session.generate": lambda api, request, now: api.sessions.generate(request, now),
+    "session.finish": lambda api, request, now: api.sessions.finish(request, now),
+    "session.get": lambda api, request, now: api.sessions.get(request, now),
     "tokenize": Api.tokenize,
     "detokenize": Api.detokenize,
     "put_blob": lambda api, request, now: api.blobs.put_blob(request, now),

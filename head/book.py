@@ -135,6 +135,7 @@ class AnswerBook:
                 key=answer.key,
                 model=answer.model,
                 prompt=answer.prompt,
+                context_tokens=answer.prompt_tokens if answer.is_turn else 0,
                 options=encode_options(answer),
                 on_disconnect="keep" if answer.keep else "cancel",
                 created_wall_s=self.wall(answer.accepted_s),
@@ -195,7 +196,8 @@ class AnswerBook:
 
     def _forget(self, answer: Answer) -> None:
         self._answers.pop(answer.id, None)
-        self._by_session.pop(answer.session, None)
+        if self._by_session.get(answer.session) is answer:
+            del self._by_session[answer.session]
         if answer.key is not None:
             self._by_key.pop((answer.owner, answer.key), None)
 
@@ -209,6 +211,7 @@ def encode_options(answer: Answer) -> bytes:
             "wall_ms": answer.wall_ms,
             "qos": answer.qos,
             "exact": answer.exact,
+            "keep_output": answer.keep_output,
             "blobs": [to_map(blob) for blob in answer.blobs],
         }
     )

@@ -127,6 +127,7 @@ class HeadCore:
         )
         self.uploads = Uploads(self.outbox, files, self._timers, self.book.blobs_in_use)
         self._api = Api(self)
+        self.runs.made.restore(stored.sessions)
         for answer in stored.answers:
             self._restore(answer, now)
         self._timers.at(now + PURGE_EVERY_S, self._purge)
@@ -228,16 +229,26 @@ class HeadCore:
     # --- for the API's operations ---------------------------------------------------------------
 
     def new_answer(
-        self, owner: str, request: GenerationOptions, sampling: SamplingParams, now: float
+        self,
+        owner: str,
+        request: GenerationOptions,
+        sampling: SamplingParams,
+        now: float,
+        session: SessionId | None = None,
     ) -> Answer:
-        """An answer for a request, with its seed drawn when it names none."""
+        """An answer for a request, with its seed drawn when it names none.
+
+        Args:
+            session: the made session that it is a turn of.
+        """
         number = self._numbers.answers.next()
         if request.seed is None:
             sampling = replace(sampling, seed=int.from_bytes(self._entropy(8), "little"))
-        keep = request.on_disconnect or ("keep" if request.key is not None else "cancel")
+        lasting = request.key is not None or session is not None
+        keep = request.on_disconnect or ("keep" if lasting else "cancel")
         return Answer(
             id=number,
-            session=SessionId(f"s-{number:x}-{self._entropy(4).hex()}"),
+            session=session or self._session_id(number),
             owner=owner,
             key=request.key,
             model=request.model,
@@ -249,6 +260,10 @@ class HeadCore:
             keep=keep == "keep",
             accepted_s=now,
         )
+
+    def new_session_id(self) -> SessionId:
+        """A name for a session that a client makes."""
+        return self._session_id(self._numbers.answers.next())
 
     def fail_request(
         self, client: ClientKey, request: RequestId | None, error: SuperfluidError
@@ -278,6 +293,9 @@ class HeadCore:
 
     # --- inside -------------------------------------------------------------------------------
 
+    def _session_id(self, number: int) -> SessionId:
+        return SessionId(f"s-{number:x}-{self._entropy(4).hex()}")
+
     def _go_above(self, link: LinkKey, confirm: NodeConfirm) -> bool:
         """Take higher numbers than any that a node has seen; False when there are none."""
         try:
@@ -295,12 +313,14 @@ class HeadCore:
 
     def _purge(self, now: float) -> None:
         self.book.purge(now - self._policy.retain_s)
+        self.runs.made.purge(now - self._policy.retain_s)
         self._timers.at(now + PURGE_EVERY_S, self._purge)
 
     def _restore(self, stored: StoredAnswer, now: float) -> None:
         try:
             answer = answer_from(stored, self.book, now)
             self.book.add(answer)
+            self.runs.made.restore_turn(answer, stored.context_tokens)
             if stored.state == ADMITTED:
                 self._requeue(answer, now)
             elif stored.state != FINISHED:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bus.errors import SuperfluidError
-from bus.ids import RequestId
+from bus.ids import RequestId, SessionId
 from bus.messages.api import Envelope, GenerationOptions
 from bus.messages.link import SamplingParams
 from head.answers import Answer
@@ -55,8 +55,15 @@ class Core(Protocol):
     uploads: Uploads
 
     def new_answer(
-        self, owner: str, request: GenerationOptions, sampling: SamplingParams, now: float
+        self,
+        owner: str,
+        request: GenerationOptions,
+        sampling: SamplingParams,
+        now: float,
+        session: SessionId | None = None,
     ) -> Answer: ...
+
+    def new_session_id(self) -> SessionId: ...
 
     def fail_request(
         self, client: ClientKey, request: RequestId | None, error: SuperfluidError

@@ -33,6 +33,7 @@ def answer_from(stored: StoredAnswer, book: AnswerBook, now: float) -> Answer:
         wall_ms=options["wall_ms"],
         qos=options["qos"],
         exact=options["exact"],
+        keep_output=options.get("keep_output", True),
         blobs=tuple(from_map(BlobRef, blob) for blob in options.get("blobs", ())),
         keep=stored.on_disconnect == "keep",
         accepted_s=book.from_wall(stored.created_wall_s),

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 
 from bus.blob_sender import BlobSource
 from bus.head_session import HeadSession, Verdict
-from bus.ids import Epoch, PackedIds, SessionId, WorkerIncarnation, count_ids, unpack_ids
+from bus.ids import (
+    Epoch,
+    NodeIdentity,
+    PackedIds,
+    SessionId,
+    WorkerIncarnation,
+    count_ids,
+    unpack_ids,
+)
 from bus.messages.link import (
     Finish,
     LeaseGrant,
@@ -22,13 +30,14 @@ from bus.messages.link import (
 )
 from bus.timers import Timers
 from head.acks import AckDesk
-from head.answers import FINISH_NAMES, QUEUED, Answer
+from head.answers import FINISH_NAMES, QUEUED, RUNNING, Answer
 from head.blobs import BlobDesk
 from head.book import AnswerBook
 from head.effects import LinkKey
 from head.failover import Failover
 from head.fleet import Fleet, Node
 from head.generations import Generations
+from head.made_sessions import MadeSessions
 from head.numbers import Numbers
 from head.outbox import Outbox
 from head.reconcile import Reconciler
@@ -55,6 +64,8 @@ class RunPolicy:
     adopt_s: float = 5.0
     #: An answer that lost its node waits so long for one that can take it.
     failover_wait_s: float = 30.0
+    #: A session without a turn for so long is given up by its node; the head keeps it.
+    idle_s: float = 600.0
 
 
 class Runs:
@@ -106,6 +117,7 @@ class Runs:
             texts=texts,
             timers=timers,
             start=self._generations.start,
+            holder=self._holder,
             set_apart_on=self._generations.set_apart_on,
             failover_wait_s=policy.failover_wait_s,
         )
@@ -133,6 +145,14 @@ class Runs:
         self.refused = self._failover.refused
         self.need_full = self._failover.need_full
         self.reconciled = self._reconciler.answered
+        self.made = MadeSessions(
+            idle_s=policy.idle_s,
+            outbox=outbox,
+            book=book,
+            sessions=self.sessions,
+            timers=timers,
+            unplace=self._generations.unplace,
+        )
         book.on_end = self._answer_ended
 
     @property
@@ -267,16 +287,22 @@ class Runs:
         if answer.stage == QUEUED:
             self.waiting.remove(answer)
             self._book.end(answer, "cancelled", now)
-        elif session is not None and session.placed is not None:
-            placed = session.placed
-            stop = placed.protocol.cancel()
-            if stop is not None and placed.link is not None:
-                self._outbox.send(placed.link, stop)
+        elif answer.stage == RUNNING and session is not None:
             self._failover.end(session, "cancelled", now)
         else:
             self._book.end(answer, "cancelled", now)
 
     def _answer_ended(self, answer: Answer) -> None:
         session = self.sessions.of(answer)
-        if session is not None and not session.made:
+        if session is None:
+            return
+        if session.made:
+            self.made.turn_ended(session, answer)
+        else:
             self.sessions.drop(session)
+
+    def _holder(self, answer: Answer) -> NodeIdentity | None:
+        session = self.sessions.of(answer)
+        if session is None or session.placed is None or session.placed.link is None:
+            return None
+        return session.placed.node

@@ -50,9 +50,16 @@ class Session:
     id: SessionId
     model: ModelName
     context: TokenContext
-    made: bool = False
     answer: Answer | None = None
     placed: Placed | None = None
+    #: Of a session that a client made (head/made_sessions.py).
+    made: bool = False
+    owner: str = ""
+    qos: int = 0
+    #: Text for it is being tokenized.
+    appending: bool = False
+    ended_s: float | None = None
+    idle_timer: int | None = None
 
     def context_at(self, offset: int) -> TokenContext:
         """The context with `offset` tokens of the answer, as they are computed: step by step."""

@@ -23,7 +23,7 @@ from head.fleet import Fleet
 from head.outbox import Outbox
 from head.placement import Placement, place
 from head.queueing import DEFAULT_LIMIT, Entry, RequestQueue
-from head.snapshot import PlacementRequest
+from head.snapshot import FleetSnapshot, PlacementRequest
 from head.texts import TextDesk
 
 #: How long a node that declined for a passing reason is left alone by the answer, and how often.
@@ -34,6 +34,8 @@ RECHECK_S = 1.0
 
 #: Starts an answer on the node that was chosen.
 Start = Callable[[Answer, NodeIdentity, float], None]
+#: The node that holds an answer's session already, if one does.
+Holder = Callable[[Answer], NodeIdentity | None]
 #: The nodes on which an answer that is set apart of this model stands alone for now.
 SetApart = Callable[[ModelName], frozenset[NodeIdentity]]
 
@@ -61,11 +63,13 @@ class WaitingLine:
         texts: TextDesk,
         timers: Timers,
         start: Start,
+        holder: Holder,
         set_apart_on: SetApart,
         failover_wait_s: float,
     ) -> None:
         self._policy = policy
         self._failover_wait_s = failover_wait_s
+        self._holder = holder
         self._set_apart_on = set_apart_on
         self._outbox = outbox
         self._book = book
@@ -104,7 +108,7 @@ class WaitingLine:
         )
         queue.readmit(entry) if answer.stored else queue.push(entry)
         answer.stage = QUEUED
-        if answer.key is not None:
+        if answer.key is not None or answer.is_turn:
             self._book.store(answer)
         self.schedule(answer.model, now)
         if answer.stage == QUEUED:
@@ -229,6 +233,9 @@ class WaitingLine:
             needs=(BLOBS,) if answer.blobs else (),
         )
         snapshot = self._fleet.snapshot(answer.model, digest, now)
+        holder = self._holder(answer)
+        if holder is not None and _has_free_lane(snapshot, holder, request):
+            return Placement(holder, (), None)
         return place(self._policy.placement, snapshot, request)
 
     def _refusals(self, answer: Answer) -> dict[NodeIdentity, str]:
@@ -269,3 +276,15 @@ class WaitingLine:
         position = queue.position(answer.id) or 0
         for subscription in answer.subscriptions:
             self._outbox.reply(subscription.event(QueuedEvent(position=position)))
+
+
+def _has_free_lane(
+    snapshot: FleetSnapshot, identity: NodeIdentity, request: PlacementRequest
+) -> bool:
+    """Whether a node, which holds the request's session, could begin with it at once."""
+    one = FleetSnapshot(nodes=tuple(n for n in snapshot.nodes if n.identity == identity))
+    found = place("least-loaded", one, request).node is not None
+    return found and all(
+        node.serving is not None and node.serving.in_flight < node.serving.lanes_total
+        for node in one.nodes
+    )

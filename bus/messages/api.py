@@ -26,6 +26,8 @@ MAX_PROMPT_TOKENS = 1 << 20
 DEFAULT_CREDIT = 256
 MAX_CREDIT = 4096
 MAX_ID_BYTES = 64
+#: Ids of a session's context in one reply.
+MAX_IDS_AT_ONCE = 65_536
 #: The one blob frame of a `put_blob`.
 MAX_BLOB_PART_BYTES = 256 * 1024
 #: Files that one request may name.
@@ -39,6 +41,7 @@ Text = Annotated[str, MaxBytes(MAX_BODY_BYTES)]
 Ids = Annotated[tuple[U32, ...], MaxItems(MAX_PROMPT_TOKENS)]
 RequestIdField = Annotated[RequestId, MaxBytes(MAX_ID_BYTES)]
 Key = Annotated[str, MaxBytes(256)]
+SessionIdField = Annotated[SessionId, MaxBytes(64)]
 Sha256 = Annotated[bytes, MaxBytes(32)]
 
 
@@ -89,6 +92,45 @@ class ChatRequest(GenerationOptions):
 
     messages: Annotated[tuple[dict[str, Any], ...], MaxItems(4096)]
     template: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionCreateRequest:
+    """A session for several turns; `qos` is that of its turns."""
+
+    model: ModelName
+    qos: Qos = "interactive"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRequest:
+    """What `session.finish` takes, and every other operation on a session beside its own keys."""
+
+    session: SessionIdField
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionAppendRequest(SessionRequest):
+    """One of `text` and `tokens` (ids), to be added to the context."""
+
+    text: Text | None = None
+    tokens: Ids | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionGetRequest(SessionRequest):
+    """`limit` above 0 asks for so many ids of the context from `offset` on."""
+
+    offset: U32 = 0
+    limit: Annotated[int, Range(0, MAX_IDS_AT_ONCE)] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionGenerateRequest(GenerationOptions):
+    """A turn on the session's context. The model is the session's."""
+
+    session: SessionIdField
+    keep_output: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,252 @@
+"""Sessions that clients make: a context of their own, turn after turn.
+
+    create ──append──▶ idle ──generate──▶ busy ──its answer ends──▶ idle ──finish──▶ ended
+                        └─append─┘         (its tokens join the context)
+
+The context is kept in rows, so it is there after a restart of the head; what a node has of it is
+only a copy. Between turns the session stays placed on its node, so that the next turn sends only
+what is new; after `idle_s` without one, or when the node leaves, the place is given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from bus.context import TokenContext
+from bus.errors import ContextLengthExceeded, Invalid, NotFound, RateLimited, SessionBusy
+from bus.ids import ModelName, PackedIds, SessionId, count_ids, pack_ids
+from bus.messages.api import MAX_PROMPT_TOKENS
+from bus.messages.link import Segment
+from bus.timers import Timers
+from head.answers import Answer
+from head.book import AnswerBook
+from head.outbox import Outbox
+from head.rows import EndSession, PurgeSessions, PutContent, PutSession, StoredSession
+from head.sessions import Session, Sessions
+
+#: What may be kept: sessions, and tokens of all of them (4 bytes each, on disk and in memory).
+MAX_SESSIONS = 16_384
+MAX_TOKENS = 1 << 26
+
+#: Takes a session's place away: session, reason.
+Unplace = Callable[[Session, str], None]
+
+
+class MadeSessions:
+    """Owned by the core's runs. Invariant: exactly the sessions here have `made` set.
+
+    Args:
+        idle_s: how long a session without a turn keeps its place.
+        unplace: ends a session on its node.
+    """
+
+    def __init__(
+        self,
+        *,
+        idle_s: float,
+        outbox: Outbox,
+        book: AnswerBook,
+        sessions: Sessions,
+        timers: Timers,
+        unplace: Unplace,
+    ) -> None:
+        self._idle_s = idle_s
+        self._outbox = outbox
+        self._book = book
+        self._sessions = sessions
+        self._timers = timers
+        self._unplace = unplace
+        self._made: dict[SessionId, Session] = {}
+        self._tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    # --- what clients do ----------------------------------------------------------------------
+
+    def create(
+        self, session: SessionId, owner: str, model: ModelName, qos: int, now: float
+    ) -> Session:
+        """A new session without tokens.
+
+        Raises:
+            RateLimited: there are as many as may be.
+        """
+        if len(self._made) >= MAX_SESSIONS:
+            raise RateLimited(
+                f"{len(self._made)} sessions are kept, which is all this head holds; finish some",
+                retry_after_ms=1000,
+            )
+        made = Session(
+            id=session, model=model, context=TokenContext(), made=True, owner=owner, qos=qos
+        )
+        self._add(made)
+        self._outbox.persist(
+            PutSession(
+                session=session,
+                owner=owner,
+                model=model,
+                qos=qos,
+                created_wall_s=self._book.wall(now),
+            )
+        )
+        return made
+
+    def find(self, owner: str, session: SessionId) -> Session:
+        """A session of its owner.
+
+        Raises:
+            NotFound: there is none, or it is another's.
+        """
+        found = self._made.get(session)
+        if found is None or found.owner != owner:
+            raise NotFound(
+                f"there is no session {session}; it may have been purged after its end",
+                param="session",
+            )
+        return found
+
+    def find_idle(self, owner: str, session: SessionId) -> Session:
+        """A session that can take tokens or a turn now.
+
+        Raises:
+            NotFound: there is none, or it is another's.
+            SessionBusy: a turn runs, or text for it is being tokenized.
+            Invalid: it has ended.
+        """
+        found = self.find(owner, session)
+        if found.ended_s is not None:
+            raise Invalid(f"session {session} has ended; create another", param="session")
+        if found.answer is not None or found.appending:
+            what = "runs a turn" if found.answer is not None else "is being appended to"
+            raise SessionBusy(
+                f"session {session} {what}; wait for its end, or cancel it first", param="session"
+            )
+        return found
+
+    def append(self, session: Session, ids: PackedIds) -> None:
+        """Add tokens to a session's context, to be computed by chunk.
+
+        Raises:
+            ContextLengthExceeded: it would be longer than a context may be.
+            RateLimited: all sessions together have as many tokens as may be kept.
+        """
+        self._check_room(session, count_ids(ids))
+        self._extend(session, ids, answer=0)
+
+    def begin_turn(self, session: Session, answer: Answer) -> None:
+        """An answer goes on from the session's context.
+
+        Raises:
+            Invalid: the context has no tokens.
+        """
+        if not len(session.context):
+            raise Invalid(
+                f"session {session.id} has no tokens yet; append some first", param="session"
+            )
+        session.answer = answer
+        answer.is_turn = True
+        answer.prompt_tokens = len(session.context)
+        self._timers.cancel(session.idle_timer)
+
+    def finish(self, session: Session, now: float) -> None:
+        """No more turns; it stays readable until it is purged. Its turn must have ended."""
+        if session.ended_s is not None:
+            return
+        session.ended_s = now
+        self._timers.cancel(session.idle_timer)
+        self._unplace(session, "finished")
+        self._outbox.persist(EndSession(session=session.id, ended_wall_s=self._book.wall(now)))
+
+    # --- what happens to them -----------------------------------------------------------------
+
+    def turn_ended(self, session: Session, answer: Answer) -> None:
+        """An answer ended: what was delivered of it joins the context."""
+        session.answer = None
+        if answer.keep_output and answer.tokens:
+            self._extend(session, pack_ids(answer.tokens), answer=answer.id)
+        self._timers.cancel(session.idle_timer)
+        due = answer.ended_s + self._idle_s
+        session.idle_timer = self._timers.at(due, lambda at: self._unplace(session, "idle"))
+
+    def restore(self, stored: Iterable[StoredSession]) -> None:
+        """Take up the sessions of the time before a restart.
+
+        Raises:
+            ValueError: their tokens are damaged.
+        """
+        for one in stored:
+            made = Session(
+                id=one.session,
+                model=one.model,
+                context=TokenContext(),
+                made=True,
+                owner=one.owner,
+                qos=one.qos,
+                ended_s=self._book.from_wall(one.ended_wall_s) if one.ended_wall_s else None,
+            )
+            for content in one.contents:
+                made.context.append(content.ids, _segments(content.ids, content.answer))
+            self._add(made)
+
+    def restore_turn(self, answer: Answer, context_tokens: int) -> None:
+        """An answer of the time before a restart was a turn of its session.
+
+        Raises:
+            ValueError: the session's context is not what the turn began with.
+        """
+        session = self._made.get(answer.session)
+        if session is None:
+            return
+        answer.is_turn = True
+        answer.prompt_tokens = context_tokens
+        if answer.ended:
+            return
+        if len(session.context) != context_tokens:
+            raise ValueError(f"its session has {len(session.context)} tokens")
+        session.answer = answer
+
+    def purge(self, ended_before_s: float) -> None:
+        """Forget sessions that ended before a time."""
+        old = [
+            session
+            for session in self._made.values()
+            if session.ended_s is not None and session.ended_s <= ended_before_s
+        ]
+        for session in old:
+            del self._made[session.id]
+            self._tokens -= len(session.context)
+            self._sessions.drop(session)
+        if old:
+            self._outbox.persist(PurgeSessions(sessions=tuple(session.id for session in old)))
+
+    def _add(self, session: Session) -> None:
+        self._made[session.id] = session
+        self._tokens += len(session.context)
+        self._sessions.add(session)
+
+    def _extend(self, session: Session, ids: PackedIds, answer: int) -> None:
+        row = PutContent(session=session.id, first=len(session.context), ids=ids, answer=answer)
+        session.context.append(ids, _segments(ids, answer))
+        self._tokens += count_ids(ids)
+        self._outbox.persist(row)
+
+    def _check_room(self, session: Session, more: int) -> None:
+        length = len(session.context) + more
+        if length > MAX_PROMPT_TOKENS:
+            raise ContextLengthExceeded(
+                f"session {session.id} would have {length} tokens; at most {MAX_PROMPT_TOKENS} "
+                "are kept",
+                details={"length": length, "max": MAX_PROMPT_TOKENS},
+            )
+        if self._tokens + more > MAX_TOKENS:
+            raise RateLimited(
+                f"all sessions have {self._tokens} tokens, of {MAX_TOKENS} that this head keeps; "
+                "finish some",
+                retry_after_ms=1000,
+            )
+
+
+def _segments(ids: PackedIds, answer: int) -> tuple[Segment, ...]:
+    """How tokens are computed: what was appended by chunk, what was generated by step."""
+    return (Segment(tokens=count_ids(ids), by_step=answer != 0),)

@@ -1,0 +1,159 @@
+"""The operations on sessions that clients make: create, append, generate, finish, get."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bus.codec import from_map
+from bus.errors import Invalid, NotFound, SuperfluidError
+from bus.ids import PackedIds, pack_ids, unpack_ids
+from bus.messages.api import (
+    QOS_CLASSES,
+    SessionAppendRequest,
+    SessionCreateRequest,
+    SessionGenerateRequest,
+    SessionGetRequest,
+    SessionRequest,
+)
+from bus.messages.text import Described, Encode, Encoded
+from head.answer_operations import LOCAL_OWNER, AnswerOperations, only_known
+from head.operation import ApiRequest, Core
+from head.sessions import Session
+
+#: The names of QoS classes, by number.
+QOS_NAMES = {number: name for name, number in QOS_CLASSES.items()}
+
+
+class SessionOperations:
+    """Owned by the API; works on the head's core."""
+
+    def __init__(self, core: Core, answers: AnswerOperations) -> None:
+        self._core = core
+        self._answers = answers
+
+    def create(self, request: ApiRequest, now: float) -> None:
+        asked = from_map(SessionCreateRequest, request.body)
+        self._core.texts.folder(asked.model)
+        made = self._core.runs.made.create(
+            self._core.new_session_id(), LOCAL_OWNER, asked.model, QOS_CLASSES[asked.qos], now
+        )
+        self._core.outbox.reply(request.end({"session": made.id}))
+
+    def append(self, request: ApiRequest, now: float) -> None:
+        asked = from_map(SessionAppendRequest, request.body)
+        if (asked.text is None) == (asked.tokens is None):
+            raise Invalid("give one of text and tokens (ids)", param="text")
+        if asked.text == "" or asked.tokens == ():
+            raise Invalid("there is nothing to append; give at least one token", param="text")
+        session = self._core.runs.made.find_idle(LOCAL_OWNER, asked.session)
+        if asked.tokens is not None:
+            self._append_ids(request, session, asked.tokens, now)
+        else:
+            self._append_text(request, session, asked.text or "")
+
+    def generate(self, request: ApiRequest, now: float) -> None:
+        named = from_map(SessionRequest, request.body)
+        session = self._core.runs.made.find(LOCAL_OWNER, named.session)
+        body = {"qos": QOS_NAMES[session.qos], **only_known(request.body), "model": session.model}
+        asked = from_map(SessionGenerateRequest, body)
+        if self._answers.attach_known(request, asked.key, now):
+            return
+        self._core.runs.made.find_idle(LOCAL_OWNER, asked.session)
+        self._answers.begin_turn(request, asked, session, now)
+
+    def finish(self, request: ApiRequest, now: float) -> None:
+        """End a session, and its turn before; one that is unknown is finished already."""
+        asked = from_map(SessionRequest, request.body)
+        made = self._core.runs.made
+        try:
+            session = made.find(LOCAL_OWNER, asked.session)
+        except NotFound:
+            self._core.outbox.reply(request.end({}))
+            return
+        if session.answer is not None:
+            self._core.runs.cancel(session.answer, now)
+        made.finish(session, now)
+        self._core.outbox.reply(request.end({}))
+
+    def get(self, request: ApiRequest, now: float) -> None:
+        asked = from_map(SessionGetRequest, request.body)
+        session = self._core.runs.made.find(LOCAL_OWNER, asked.session)
+        body = _report(session)
+        if asked.limit:
+            ids = session.context.slice(asked.offset, asked.offset + asked.limit)
+            body["ids"] = list(unpack_ids(ids))
+        self._core.outbox.reply(request.end(body))
+
+    # --- parts --------------------------------------------------------------------------------
+
+    def _append_ids(
+        self, request: ApiRequest, session: Session, ids: tuple[int, ...], now: float
+    ) -> None:
+        def then(known: object, at: float) -> None:
+            session.appending = False
+            if isinstance(known, SuperfluidError):
+                self._core.fail_request(request.client, request.id, known)
+            elif isinstance(known, Described) and max(ids) >= len(known.vocabulary):
+                error = Invalid(
+                    f"tokens has id {max(ids)}; {session.model} has ids 0 to "
+                    f"{len(known.vocabulary) - 1}",
+                    param="tokens",
+                )
+                self._core.fail_request(request.client, request.id, error)
+            else:
+                self._append(request, session, pack_ids(ids))
+
+        session.appending = True
+        try:
+            self._core.texts.when_described(session.model, then, now)
+        except SuperfluidError:
+            session.appending = False
+            raise
+
+    def _append_text(self, request: ApiRequest, session: Session, text: str) -> None:
+        first = not len(session.context)
+
+        def encoded(reply: object, now: float) -> None:
+            session.appending = False
+            if isinstance(reply, SuperfluidError):
+                self._core.fail_request(request.client, request.id, reply)
+            elif isinstance(reply, Encoded):
+                self._append(request, session, PackedIds(reply.ids))
+
+        # Not `until_gone`: what a client asked for is done whether it waits or not.
+        self._core.texts.submit(
+            session.model,
+            lambda job, folder: Encode(job=job, folder=folder, text=text, add_special=first),
+            encoded,
+            client=request.client,
+            size_bytes=len(text),
+        )
+        session.appending = True
+
+    def _append(self, request: ApiRequest, session: Session, ids: PackedIds) -> None:
+        try:
+            if session.ended_s is not None:
+                raise Invalid(f"session {session.id} has ended meanwhile", param="session")
+            if ids:
+                self._core.runs.made.append(session, ids)
+        except SuperfluidError as error:
+            self._core.fail_request(request.client, request.id, error)
+            return
+        self._core.outbox.reply(request.end({"tokens": len(session.context)}))
+
+
+def _report(session: Session) -> dict[str, Any]:
+    """What `session.get` says. `tokens` does not count an answer that has not ended."""
+    placed = session.placed
+    state = "ended" if session.ended_s is not None else "idle"
+    if session.answer is not None:
+        state = session.answer.stage
+    return {
+        "session": session.id,
+        "model": session.model,
+        "qos": QOS_NAMES[session.qos],
+        "state": state,
+        "tokens": len(session.context),
+        "node": placed.node if placed is not None else "",
+        "answer_tokens": len(session.answer.tokens) if session.answer is not None else 0,
+    }

@@ -1,0 +1,305 @@
+"""Sessions of several turns, by the messages of nodes and clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bus.context import context_digest
+from bus.ids import ModelName, NodeIdentity, SessionId, pack_ids
+from bus.messages.api import MARK, encode_body
+from bus.messages.link import (
+    AppendContent,
+    GenerateCancel,
+    GenerateReq,
+    LeaseGrant,
+    LeaseRef,
+    LeaseRenew,
+    Segment,
+    SessionAssign,
+    SessionRevoke,
+)
+from head.made_sessions import MAX_SESSIONS
+from head.rows import EndSession, PurgeSessions, PutContent, PutSession
+from head.sessions import Session
+from tests.harness.head_bench import CLIENT, TOY, Bench, run
+
+
+class Talk:
+    """A client with one made session on a head with one node."""
+
+    def __init__(self) -> None:
+        self.bench = Bench()
+        self.bench.node(1)
+        self.number = 0
+        self.session = self.call("session.create", model=TOY)["session"]
+
+    def send(self, op: str, **body: Any) -> bytes:
+        self.number += 1
+        request = f"q{self.number}".encode()
+        frames = [MARK, encode_body({"op": op, "id": request, **body})]
+        self.bench.core.client_request(CLIENT, frames, self.bench.now)
+        self.bench.settle()
+        return request
+
+    def reply(self, request: bytes) -> dict[str, Any]:
+        return next(r for r in reversed(self.bench.replies) if r["id"] == request)
+
+    def call(self, op: str, **body: Any) -> dict[str, Any]:
+        return self.reply(self.send(op, **body))
+
+    def append(self, text: str) -> dict[str, Any]:
+        return self.call("session.append", session=self.session, text=text)
+
+    def get(self, **body: Any) -> dict[str, Any]:
+        return self.call("session.get", session=self.session, **body)
+
+    def turn(self, **body: Any) -> GenerateReq:
+        """Begin a turn; what the node is asked for."""
+        body = {"session": self.session, "max_new": 10, **body}
+        self.send("session.generate", **body)
+        request: GenerateReq = self.bench.last(GenerateReq)
+        return request
+
+
+@pytest.fixture
+def talk() -> Talk:
+    return Talk()
+
+
+def test_next_turn_sends_only_what_is_new_under_the_same_epoch(talk: Talk) -> None:
+    assert talk.append("hi")["tokens"] == 2
+    first = talk.turn()
+    talk.bench.hear(1, run(first, 0, 65, 66, finish="eos"))
+    assert talk.append("yo")["tokens"] == 6
+    second = talk.turn()
+    whole, delta = talk.bench.on(1, AppendContent)
+    assert whole.ids == pack_ids(b"hi")
+    assert (delta.base_tokens, delta.base_digest) == (2, context_digest(pack_ids(b"hi")))
+    assert delta.ids == pack_ids(b"AByo")
+    assert delta.segments == (Segment(tokens=2, by_step=True), Segment(tokens=2))
+    assert len(talk.bench.on(1, SessionAssign)) == 1
+    assert second.epoch == first.epoch
+    assert (second.prompt_tokens, second.generated_tokens) == (6, 0)
+    assert talk.bench.on(1, SessionRevoke) == []
+
+
+def test_g3_turn_right_after_a_cancel_sees_the_full_history_and_no_ghosts(talk: Talk) -> None:
+    talk.append("hi")
+    first = talk.turn()
+    talk.bench.hear(1, run(first, 0, 65))
+    talk.call("cancel", about=f"q{talk.number}".encode())
+    second = talk.turn()
+    orders = talk.bench.on(1, GenerateCancel, SessionAssign, AppendContent, GenerateReq)[3:]
+    assert [type(order) for order in orders] == [
+        GenerateCancel,
+        SessionAssign,
+        AppendContent,
+        GenerateReq,
+    ]
+    assert second.epoch > first.epoch
+    assert orders[2].ids == pack_ids(b"A")
+    # What the node still makes of the cancelled turn is nobody's.
+    talk.bench.hear(1, run(first, 1, 90, finish="cancelled"))
+    talk.bench.hear(1, run(second, 0, 66, finish="eos"))
+    assert talk.get(limit=10)["ids"] == list(b"hiAB")
+
+
+def test_output_that_is_not_to_be_kept_does_not_join_the_context(talk: Talk) -> None:
+    talk.append("hi")
+    request = talk.turn(keep_output=False)
+    talk.bench.hear(1, run(request, 0, 65, finish="eos"))
+    assert talk.get(limit=10)["ids"] == list(b"hi")
+    talk.append("!")
+    talk.turn()
+    assert talk.bench.last(AppendContent).ids == pack_ids(b"!")
+
+
+def test_output_that_a_moved_turn_left_on_a_node_is_replaced_there(talk: Talk) -> None:
+    talk.append("hi")
+    request = talk.turn(keep_output=False)
+    talk.bench.hear(1, run(request, 0, 65))
+    talk.bench.down(1, left=True)
+    talk.bench.node(2, "n2")
+    moved: GenerateReq = talk.bench.last(GenerateReq)
+    assert talk.bench.last(AppendContent).ids == pack_ids(b"hiA")
+    talk.bench.hear(2, run(moved, 0, 66, finish="eos"))
+    talk.append("!")
+    talk.turn()
+    whole = talk.bench.last(AppendContent)
+    assert (whole.base_tokens, whole.ids) == (0, pack_ids(b"hi!"))
+
+
+@pytest.mark.parametrize("op", ["session.generate", "session.append"])
+def test_one_thing_at_a_time(talk: Talk, op: str) -> None:
+    talk.append("hi")
+    talk.turn()
+    body = {"session": talk.session} | ({"text": "x"} if op == "session.append" else {})
+    assert talk.call(op, **body)["error"]["code"] == "session_busy"
+
+
+def test_text_that_is_being_tokenized_keeps_the_session_busy(talk: Talk) -> None:
+    frames = [
+        MARK,
+        encode_body({"op": "session.append", "id": b"t", "session": talk.session, "text": "hi"}),
+    ]
+    talk.bench.core.client_request(CLIENT, frames, 0.0)
+    body = {"op": "session.append", "id": b"u", "session": talk.session, "tokens": [65]}
+    talk.bench.core.client_request(CLIENT, [MARK, encode_body(body)], 0.0)
+    talk.bench.settle()
+    assert talk.reply(b"t")["tokens"] == 2
+    assert talk.reply(b"u")["error"]["code"] == "session_busy"
+
+
+def test_state_is_told_from_creation_to_end(talk: Talk) -> None:
+    assert (talk.get()["state"], talk.get()["tokens"], talk.get()["node"]) == ("idle", 0, "")
+    talk.append("hi")
+    request = talk.turn()
+    talk.bench.hear(1, run(request, 0, 65))
+    busy = talk.get()
+    assert (busy["state"], busy["tokens"], busy["answer_tokens"]) == ("running", 2, 1)
+    assert busy["node"] == "n1"
+    talk.call("session.finish", session=talk.session)
+    ended = talk.get()
+    assert (ended["state"], ended["tokens"], ended["node"]) == ("ended", 3, "")
+    assert talk.bench.on(1, SessionRevoke)[-1].session == request.session
+    assert talk.call("session.append", session=talk.session, text="x")["error"]["code"] == "invalid"
+
+
+def test_everything_is_kept_in_rows(talk: Talk) -> None:
+    talk.append("hi")
+    request = talk.turn()
+    talk.bench.hear(1, run(request, 0, 65, finish="eos"))
+    talk.call("session.finish", session=talk.session)
+    kinds = (PutSession, PutContent, EndSession)
+    rows = [row for row in talk.bench.rows if isinstance(row, kinds)]
+    assert [type(row) for row in rows] == [PutSession, PutContent, PutContent, EndSession]
+    appended, made = rows[1:3]
+    assert isinstance(appended, PutContent)
+    assert isinstance(made, PutContent)
+    assert (appended.first, appended.ids, appended.answer) == (0, pack_ids(b"hi"), 0)
+    assert (made.first, made.ids, made.answer > 0) == (2, pack_ids(b"A"), True)
+
+
+def test_ended_session_is_purged_after_its_retention(talk: Talk) -> None:
+    talk.call("session.finish", session=talk.session)
+    talk.bench.wait(3500.0)
+    assert talk.get()["state"] == "ended"
+    talk.bench.wait(200.0)
+    assert talk.get()["error"]["code"] == "not_found"
+    purged = [row.sessions for row in talk.bench.rows if isinstance(row, PurgeSessions)]
+    assert purged == [(talk.session,)]
+
+
+def test_idle_session_keeps_its_lease_for_ten_minutes(talk: Talk) -> None:
+    talk.append("hi")
+    request = talk.turn()
+    talk.bench.hear(1, run(request, 0, 65, finish="eos"))
+    ref = LeaseRef(session=request.session, epoch=request.epoch)
+    talk.bench.wait(599.0)
+    talk.bench.hear(1, LeaseRenew(sent_at_s=1.0, leases=(ref,)))
+    assert talk.bench.last(LeaseGrant).leases == (ref,)
+    assert talk.bench.on(1, SessionRevoke) == []
+    talk.bench.wait(2.0)
+    assert talk.bench.last(SessionRevoke).epoch == request.epoch
+    again = talk.turn()
+    assert again.epoch > request.epoch
+    assert talk.bench.last(AppendContent).ids == pack_ids(b"hiA")
+
+
+def test_idle_session_of_a_node_that_left_goes_whole_to_another(talk: Talk) -> None:
+    talk.append("hi")
+    request = talk.turn()
+    talk.bench.hear(1, run(request, 0, 65, finish="eos"))
+    talk.bench.down(1)
+    talk.bench.wait(1.0)
+    talk.bench.node(2, "n2")
+    again = talk.turn()
+    assert talk.bench.on(2, GenerateReq) == [again]
+    assert talk.bench.on(2, AppendContent)[0].ids == pack_ids(b"hiA")
+
+
+def test_node_that_holds_the_session_is_preferred_while_it_has_a_free_lane(talk: Talk) -> None:
+    talk.append("hi")
+    first = talk.turn()
+    talk.bench.hear(1, run(first, 0, 65, finish="eos"))
+    talk.bench.node(2, "n0")
+    second = talk.turn()
+    assert talk.bench.on(1, GenerateReq)[-1] == second
+    talk.bench.hear(1, run(second, 0, 66, finish="eos"))
+    node = talk.bench.core.fleet.get(NodeIdentity("n1"))
+    assert node is not None
+    for number in (1, 2):
+        talk.bench.core.fleet.claim(node.identity, TOY, number, 0.0)  # type: ignore[arg-type]
+    third = talk.turn()
+    assert talk.bench.on(2, GenerateReq) == [third]
+    assert talk.bench.on(1, SessionRevoke)[-1].epoch == first.epoch
+
+
+def test_turn_that_is_repeated_by_its_key_attaches(talk: Talk) -> None:
+    talk.append("hi")
+    request = talk.turn(key="k")
+    again = talk.send("session.generate", session=talk.session, key="k")
+    talk.bench.hear(1, run(request, 0, 65, finish="eos"))
+    assert talk.reply(again)["finish"] == "stop"
+    assert len(talk.bench.on(1, GenerateReq)) == 1
+
+
+def test_vanished_client_leaves_its_turn_running(talk: Talk) -> None:
+    talk.append("hi")
+    talk.turn()
+    talk.bench.core.client_gone(CLIENT, talk.bench.now)
+    talk.bench.wait(15.0)
+    assert talk.bench.core.runs.running == 1
+
+
+def test_session_of_another_owner_is_not_found(talk: Talk) -> None:
+    made = talk.bench.core.runs.made
+    made.create(SessionId("theirs"), "someone else", ModelName("toy"), 0, 0.0)
+    for op in ("session.get", "session.generate"):
+        assert talk.call(op, session="theirs")["error"]["code"] == "not_found"
+    talk.call("session.finish", session="theirs")
+    assert made.find("someone else", SessionId("theirs")).ended_s is None
+
+
+@pytest.mark.parametrize(
+    ("op", "body", "param"),
+    [
+        ("session.create", {}, "model"),
+        ("session.create", {"model": "nope"}, "model"),
+        ("session.create", {"model": "toy", "qos": "urgent"}, "qos"),
+        ("session.append", {}, "text"),
+        ("session.append", {"text": "a", "tokens": [1]}, "text"),
+        ("session.append", {"tokens": []}, "text"),
+        ("session.append", {"tokens": [256]}, "tokens"),
+        ("session.generate", {}, "session"),
+        ("session.generate", {"stop": ["x"]}, "stop"),
+        ("session.generate", {"keep_output": "yes"}, "keep_output"),
+        ("session.get", {"limit": 1 << 20}, "limit"),
+    ],
+)
+def test_wrong_parameter_is_refused_by_name(
+    talk: Talk, op: str, body: dict[str, Any], param: str
+) -> None:
+    named = {} if op == "session.create" else {"session": talk.session}
+    assert talk.call(op, **named, **body)["error"]["param"] == param
+    assert talk.get()["state"] == "idle"
+
+
+def test_finishing_what_is_not_there_is_fine(talk: Talk) -> None:
+    assert talk.call("session.finish", session="nothing")["kind"] == "end"
+
+
+def test_sessions_are_bounded(talk: Talk) -> None:
+    made = talk.bench.core.runs.made
+    for number in range(MAX_SESSIONS - 1):
+        made.create(SessionId(f"{number}"), "local", TOY, 0, 0.0)
+    assert talk.call("session.create", model=TOY)["error"]["code"] == "rate_limited"
+
+
+def test_context_is_bounded(talk: Talk) -> None:
+    made: Session = talk.bench.core.runs.made.find("local", SessionId(talk.session))
+    made.context.append(bytes(4 * ((1 << 20) - 1)))
+    assert talk.append("hi")["error"]["code"] == "context_length_exceeded"
+    assert talk.append("h")["tokens"] == 1 << 20
