@@ -1,0 +1,101 @@
+"""Cases from the field: two processes with one node's key; by their numbers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+import superfluid
+from tests.harness.link_processes import agent_process, head_process, make_state, other_machine
+from tests.harness.logged_process import LoggedProcess
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return make_state(tmp_path / "s")
+
+
+def copied_machine(tmp_path: Path, state: Path, address: str) -> LoggedProcess:
+    """An agent on another machine that got a copy of the first one's folder."""
+    second = other_machine(tmp_path / "second", state)
+    shutil.copytree(state / "nodes", second / "nodes", ignore=shutil.ignore_patterns("*.lock"))
+    # Another machine has a runtime folder of its own, and so other locks.
+    runtime = Path(os.environ["XDG_RUNTIME_DIR"]) / tmp_path.name
+    runtime.mkdir()
+    return agent_process(
+        second, "--identity", "twin", "--join", address, XDG_RUNTIME_DIR=str(runtime)
+    )
+
+
+def check_serves(state: Path) -> None:
+    with superfluid.connect(f"ipc://{state}/run/api.sock") as client:
+        assert client.generate("toy", "still here?", max_new=5).result().finish == "length"
+
+
+def test_l10_a_copied_state_folder_is_refused_while_the_first_lives(
+    state: Path, tmp_path: Path
+) -> None:
+    with head_process(state) as head:
+        address = head.wait_for("started")["fleet"]
+        with agent_process(state, "--identity", "twin") as first:
+            head.wait_for("link_up", node="twin")
+            first.wait_for("link_up")
+            with copied_machine(tmp_path, state, address) as copy:
+                why = copy.wait_for("link_identity_in_use")["why"]
+                assert f"(process {first.pid} on {socket.gethostname()}, running since" in why
+                assert f"process {copy.pid} on" in why
+                assert "was its state folder copied? Stop one of them" in why
+                assert head.wait_for("link_refused_identity_in_use")["why"] in why
+                copy.signal(signal.SIGTERM)
+                assert copy.wait() == 0
+            check_serves(state)
+            assert not any('"link_down"' in line for line in [*head.lines, *first.lines])
+
+
+def test_l11_a_process_that_stands_still_loses_its_place_and_ends_when_it_goes_on(
+    state: Path, tmp_path: Path
+) -> None:
+    with head_process(state) as head:
+        address = head.wait_for("started")["fleet"]
+        with agent_process(state, "--identity", "twin") as first:
+            head.wait_for("link_up", node="twin")
+            first.wait_for("worker_ready")
+            first.signal(signal.SIGSTOP)
+            try:
+                with copied_machine(tmp_path, state, address) as copy:
+                    copy.wait_for("link_up")
+                    assert head.wait_for("link_down")["code"] == "replaced"
+                    head.wait_for("link_up", node="twin")
+                    first.signal(signal.SIGCONT)
+                    assert first.wait() == 1
+                    said = first.rest().splitlines()[-1]
+                    assert f"twin linked again (process {copy.pid} on" in said
+                    assert "this one ends; keep one of them" in said
+                    check_serves(state)
+            finally:
+                first.signal(signal.SIGCONT)
+
+
+def test_l11_an_agent_that_was_killed_and_started_again_has_its_place_at_once(
+    state: Path,
+) -> None:
+    with head_process(state) as head:
+        head.wait_for("started")
+        with agent_process(state, "--identity", "twin") as first:
+            head.wait_for("link_up", node="twin")
+            first.signal(signal.SIGKILL)
+            first.wait()
+        with agent_process(state, "--identity", "twin") as again:
+            again.wait_for("started")
+            started_at = time.monotonic()
+            again.wait_for("link_up")
+            # Far below the 2 s of a probe and the 30 s of silence, one of which would else pass.
+            assert time.monotonic() - started_at < 1.5
+            head.wait_for("link_up", node="twin")
+            check_serves(state)
