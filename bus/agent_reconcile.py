@@ -76,7 +76,10 @@ def keep_listed(
         generations.acknowledge(found, known.committed)
         if not window.is_acknowledged:
             kept.append(found)
-    held.forget_generates(but={found.generation for found in kept})
+    held.forget_generates(
+        {g for g, known in listed.items() if not known.finished}
+        - {found.generation for found in kept}
+    )
     if held.context.matches(view.tokens, view.digest):
         held.incomplete = False
     return tuple(kept)

@@ -114,12 +114,12 @@ class Held:
         while len(self.commands) > REPEATS_KNOWN:
             del self.commands[next(iter(self.commands))]
 
-    def forget_generates(self, *, but: Collection[GenerationId]) -> None:
-        """Take the repeat of a Generate for a new one, but for those that go on."""
+    def forget_generates(self, generations: Collection[GenerationId]) -> None:
+        """Take the repeat of a Generate of these for a new one."""
         self.commands = {
             command: started
             for command, started in self.commands.items()
-            if started is None or started in but
+            if started not in generations
         }
 
     def extend(self, message: link.AppendContent) -> bool:

@@ -55,6 +55,8 @@ def running() -> Node:
 def test_a_lost_link_ends_nothing_and_says_nothing(running: Node) -> None:
     running.session.link_down(3.0)
     assert running.taken() == []
+    # Nobody is there to be asked from 10 s on; the lease ends at 20 s.
+    assert running.session.next_timeout() == 20.0
     assert running.output(3, [14, 15]) == []
     assert running.session.is_generating
     assert running.session.held() == (ref(),)
@@ -205,6 +207,16 @@ def test_a_command_that_reconcile_undid_is_not_known_any_more(running: Node) -> 
     said = running.link_to_head(view(known(0, generation=101)))
     assert said == [acked(held()), renew(0.0)]
     assert isinstance(running.give(request)[0], SubmitToWorker)
+
+
+def test_the_repeat_of_a_finished_one_runs_nothing(running: Node) -> None:
+    request = running.request(generation=101)
+    running.output(3, [], "eos")
+    running.give(request)
+    running.output(0, [7], "eos", generation=101)
+    running.acknowledge(2, generation=101)
+    running.link_to_head(view(known(2, generation=101, finished=True)))
+    assert running.give(request) == []
 
 
 def test_the_id_of_an_ended_run_is_free_once_its_worker_let_go_of_it(running: Node) -> None:
