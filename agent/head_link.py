@@ -122,7 +122,7 @@ def open_head_link(
         process=this_process(),
         peer_label="the head",
     )
-    limits = LinkLimits(silence_s=config.node.silence_s)
+    limits = LinkLimits.with_silence(config.node.silence_s)
     pin = HeadPin(folder.path / PIN_FILE)
     _watch_tokens(loop, tokens)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from bus.capabilities import CAPABILITIES
 from bus.crypto import KeyPair
@@ -133,6 +134,16 @@ class LinkLimits:
     probe_s: float = 2.0
     #: Two messages of the greatest length: a peer that takes none of that is no peer.
     max_queued_bytes: int = 128 * 1024 * 1024
+
+    @classmethod
+    def with_silence(cls, silence_s: float) -> Self:
+        """The limits for a configured silence; no handshake is waited for longer than that."""
+        longest_s = silence_s or math.inf
+        return cls(
+            silence_s=silence_s,
+            handshake_s=min(cls.handshake_s, longest_s),
+            confirm_s=min(cls.confirm_s, longest_s / 2),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,7 +84,7 @@ class FleetLinks:
         self._numbers = itertools.count(1)
         self._places: dict[LinkKey, _Place] = {}
         self._links: dict[_Place, LinkKey] = {}
-        self._limits = LinkLimits(silence_s=config.silence_s)
+        self._limits = LinkLimits.with_silence(config.silence_s)
         self._identity = head_identity(config, state, stored)
         #: Joined and dialed nodes alike: does most of the fleet fall silent at once?
         self._suspicion = SelfSuspicion()

@@ -11,7 +11,7 @@ from bus.acceptor import Acceptor
 from bus.endpoint import Endpoint
 from bus.errors import PortInUse
 from bus.keys import FleetToken
-from bus.link import LinkDown, MessageReceived, PeerRefused
+from bus.link import LinkDown, LinkLimits, MessageReceived, PeerRefused
 from bus.transport import clock
 from bus.transport.dealer import DealerLink
 from bus.transport.loop import Loop
@@ -54,12 +54,17 @@ class NodeSide:
     """A joining node in a loop of its own or shared."""
 
     def __init__(
-        self, loop: Loop, address: str, name: str, token: FleetToken | None = None
+        self,
+        loop: Loop,
+        address: str,
+        name: str,
+        token: FleetToken | None = None,
+        limits: LinkLimits | None = None,
     ) -> None:
         identity = node(name, tokens=(token,)) if token else node(name)
         self.link = DealerLink(
             address,
-            lambda: Endpoint(identity, initiator=True, entropy=os.urandom),
+            lambda: Endpoint(identity, initiator=True, entropy=os.urandom, limits=limits),
             rng=random.Random(name),
         )
         self.link.attach(loop)
@@ -105,8 +110,9 @@ class Stage:
         name: str = "gpu-1",
         loop: Loop | None = None,
         token: FleetToken | None = None,
+        limits: LinkLimits | None = None,
     ) -> NodeSide:
-        made = NodeSide(loop or self.loop, address, name, token)
+        made = NodeSide(loop or self.loop, address, name, token, limits)
         self._closers.append(lambda: made.link.close("test is over"))
         return made
 

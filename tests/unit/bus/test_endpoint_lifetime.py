@@ -114,3 +114,18 @@ def test_heartbeats_do_not_pile_up_behind_a_blocked_socket() -> None:
     queued = rig.b.queued_bytes
     rig.advance(100.0, carry=False)
     assert rig.b.queued_bytes == queued
+
+
+@pytest.mark.parametrize(
+    ("silence_s", "handshake_s", "confirm_s"),
+    [(30.0, 10.0, 5.0), (0.0, 10.0, 5.0), (2.0, 2.0, 1.0)],
+)
+def test_a_handshake_is_not_waited_for_longer_than_a_silent_link(
+    silence_s: float, handshake_s: float, confirm_s: float
+) -> None:
+    limits = LinkLimits.with_silence(silence_s)
+    assert (limits.silence_s, limits.handshake_s, limits.confirm_s) == (
+        silence_s,
+        handshake_s,
+        confirm_s,
+    )
