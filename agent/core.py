@@ -16,7 +16,6 @@ from agent.served_model import ServedModel
 from bus.agent_records import SendToHead, SubmitToWorker, ToWorker
 from bus.agent_session import AgentSession
 from bus.agent_status import AgentModel
-from bus.capabilities import BLOBS, CAPABILITIES
 from bus.errors import BlobMissing
 from bus.ids import GenerationId, ModelName, NodeIdentity, WorkerIncarnation
 from bus.messages import link, worker
@@ -98,7 +97,6 @@ class AgentCore:
             identity=self.identity,
             incarnation=self._incarnation,
             software=SOFTWARE,
-            capabilities=tuple(name for name in CAPABILITIES if name != BLOBS or self._blobs),
             models=self._statuses(),
             host=self._host,
             highest_epoch=self._session.highest_epoch,

@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Collection
 from itertools import count
+from pathlib import Path
 
 from bus.blob_index import BlobIndex
 from bus.blob_receiver import BlobReceiver
@@ -38,10 +39,23 @@ class BlobsInMemory:
         self.index = BlobIndex(budget_bytes)
         self.data: dict[bytes, bytes] = {}
         self.partials: dict[int, bytearray] = {}
+        self.begun: dict[int, Partial] = {}
         self.disk_bytes = GENEROUS
         self.slow = slow
         self._numbers = count(1)
         self._keeping: list[Partial] = []
+
+    def restart(self) -> None:
+        """Its process was started again: what is not whole is gone."""
+        for partial in self.begun.values():
+            self.index.release(partial.blob.length)
+        self.begun.clear()
+        self.partials.clear()
+        self._keeping.clear()
+
+    def file_of(self, sha256: bytes) -> Path:
+        """What a worker is told."""
+        return Path("/files") / sha256.hex()
 
     def put(self, data: bytes) -> BlobRef:
         """Have a blob from the start."""
@@ -49,6 +63,10 @@ class BlobsInMemory:
         self.data[blob.sha256] = data
         self.index.add(blob.sha256, blob.length)
         return blob
+
+    @property
+    def budget_bytes(self) -> int:
+        return self.index.budget_bytes
 
     def length(self, sha256: bytes) -> int | None:
         return self.index.use(sha256)
@@ -58,6 +76,7 @@ class BlobsInMemory:
             del self.data[sha256]
         made = Partial(blob, next(self._numbers))
         self.partials[made.number] = bytearray()
+        self.begun[made.number] = made
         return made
 
     def write(self, partial: Partial, data: bytes) -> None:
@@ -72,6 +91,7 @@ class BlobsInMemory:
         self._keeping.append(partial)
 
     def drop(self, partial: Partial) -> None:
+        self.begun.pop(partial.number, None)
         if self.partials.pop(partial.number, None) is not None:
             self.index.release(partial.blob.length)
 

@@ -22,8 +22,9 @@ from bus.crypto import KeyPair
 from bus.ids import GenerationId
 from bus.keys import new_token, parse_token
 from bus.link import LinkLimits
-from bus.messages.api import MARK, encode_body
+from bus.messages.api import MARK, MAX_BLOB_PART_BYTES, encode_body
 from head.core import CorePolicy
+from tests.harness.blob_rig import BlobsInMemory, blob_of
 from tests.harness.memory_head import HeadHost
 from tests.harness.memory_network import Network
 from tests.harness.memory_node import NodeHost
@@ -64,6 +65,7 @@ class MemoryFleet:
         limits: of all links.
         listening: of the last nodes, how many wait for the head to call.
         watch: sees every event.
+        files: whether head and nodes keep files.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class MemoryFleet:
         limits: LinkLimits = LinkLimits(),  # noqa: B008 - frozen
         listening: int = 0,
         watch: Observer | None = None,
+        files: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
         self.now = 1000.0
@@ -85,6 +88,7 @@ class MemoryFleet:
         self.limits = limits
         self.watch = watch or Observer()
         self.disk = Disk()
+        self.files = BlobsInMemory() if files else None
         self.network = Network(self)
         self.step_s = STEP_S
         self.respawn_s = 0.25
@@ -105,6 +109,8 @@ class MemoryFleet:
         self.nodes = [
             NodeHost(self, f"node-{i + 1}", listens=i >= nodes - listening) for i in range(nodes)
         ]
+        for node in self.nodes if files else ():
+            node.files = BlobsInMemory()
         for node, window in zip(self.nodes, windows, strict=False):
             node.window = window
         self.start()
@@ -203,9 +209,21 @@ class MemoryFleet:
     def finish(self, *streams: Stream, limit_s: float = 120.0) -> None:
         self.run_until(lambda: all(stream.closed for stream in streams), limit_s)
 
-    def to_head(self, client: bytes, body: dict[str, Any]) -> None:
+    def put(self, data: bytes) -> Stream:
+        """Put a file; gives the stream of the request with its last part."""
+        blob, part = blob_of(data), MAX_BLOB_PART_BYTES
+        for start in range(0, max(len(data), 1), part):
+            request = f"r{next(self._numbers)}".encode()
+            stream = self.streams[request] = Stream(request)
+            keys = {"sha256": blob.sha256, "length": blob.length, "offset": start}
+            body = {"op": "put_blob", "id": request, **keys}
+            self.to_head(CLIENT, body, data[start : start + part])
+        return stream
+
+    def to_head(self, client: bytes, body: dict[str, Any], *blobs: bytes) -> None:
         """Send a client's request to the head that is there when it arrives."""
-        self.after(self.delay_s, partial(self._arrive, client, [MARK, encode_body(body)]))
+        frames = [MARK, encode_body(body), *blobs]
+        self.after(self.delay_s, partial(self._arrive, client, frames))
 
     def _arrive(self, client: bytes, frames: list[bytes]) -> None:
         if self.head is not None:

@@ -17,6 +17,7 @@ from head.core import HeadCore
 from head.effects import ClientKey, CloseLink, LinkKey, Output, Reply, SendLink, TextJob
 from head.gate import OutputGate
 from head.rows import PutPeer
+from head.uploads import NO_FILES
 from tests.harness.memory_disk import DiskWriter
 from tests.harness.memory_ends import Dialer, Listener
 from tests.harness.memory_parts import MODEL
@@ -39,8 +40,15 @@ class HeadHost(Process):
         self.rate, self.offset_s = fleet.head_clock
         stored = fleet.disk.start()
         now = self.now()
+        if fleet.files is not None:
+            fleet.files.restart()
         self.core = HeadCore(
-            fleet.policy, stored, entropy=fleet.entropy, now=now, wall_s=1e9 + fleet.now
+            fleet.policy,
+            stored,
+            entropy=fleet.entropy,
+            now=now,
+            wall_s=1e9 + fleet.now,
+            files=fleet.files or NO_FILES,
         )
         self.gate = OutputGate()
         self.writer = DiskWriter(fleet, self._committed)
@@ -107,6 +115,7 @@ class HeadHost(Process):
         for end in self._ends:
             for address, link_id, event in end.take():
                 self._link_event(end, address, link_id, event)
+        self.core.uploads.settle()
         effects = self.core.effects()
         self.fleet.watch.effects(effects)
         persist, released = self.gate.admit(effects)

@@ -10,15 +10,20 @@ from agent.actions import SendToWorker
 from agent.core import AgentCore
 from bus.acceptor import Acceptor
 from bus.agent_records import SendToHead
+from bus.capabilities import BLOBS, CAPABILITIES
 from bus.crypto import KeyPair
 from bus.endpoint import Endpoint
 from bus.ids import NodeIdentity, WorkerIncarnation
 from bus.link import LinkDown, LinkIdentity, LinkUp, MessageReceived
 from bus.messages.link import HeadConfirm, Heartbeat
+from tests.harness.blob_rig import BlobsInMemory
 from tests.harness.memory_ends import Dialer, Listener
 from tests.harness.memory_parts import MODEL, WINDOW, MadeUpWorker, expected_tokens
 from tests.harness.memory_process import Process
 from tests.harness.memory_worker import MadeUpModel
+
+#: Of a node of an earlier version.
+WITHOUT_FILES = tuple(name for name in CAPABILITIES if name != BLOBS)
 
 if TYPE_CHECKING:
     from tests.harness.memory_fleet import MemoryFleet
@@ -47,6 +52,8 @@ class NodeHost(Process):
         #: What its workers answer to a prompt: so many tokens.
         self.answer = expected_tokens
         self.model = MadeUpModel()
+        #: Its folder of files, over all its lives; None takes none.
+        self.files: BlobsInMemory | None = None
         #: The address of the link that is up, when it listens.
         self._head: bytes | None = None
         self._seen_heads: dict[bytes, tuple[int, int]] = {}
@@ -77,7 +84,10 @@ class NodeHost(Process):
     def start(self) -> None:
         self.begin()
         self.boot += 1
-        core = self.core = AgentCore(NodeIdentity(self.name), self.boot, [MODEL])
+        if self.files is not None:
+            self.files.restart()
+        core = AgentCore(NodeIdentity(self.name), self.boot, [MODEL], files=self.files)
+        self.core = core
         self._head = None
         identity = LinkIdentity(
             role="node",
@@ -86,6 +96,7 @@ class NodeHost(Process):
             tokens=(self.fleet.token,),
             incarnation=self.boot,
             confirm=core.confirm,
+            capabilities=CAPABILITIES if self.files is not None else WITHOUT_FILES,
         )
         self.end = self._listener(identity) if self.listens else self._dialer(identity)
         self.fleet.watch.node_started(self)
@@ -218,6 +229,7 @@ class NodeHost(Process):
             return
         for address, link_id, event in end.take():
             self._link_event(core, address, link_id, event)
+        core.files_settled()
         self._act(core, end)
         core.validate_state()
         end.set_busy(core.is_busy)
