@@ -141,6 +141,30 @@ class Client(Closing):
         named = {"key": key} if key is not None else {"session": session}
         return self._call("attach", {**named, "offset": offset}, timeout_s, credit)
 
+    def session_generate(
+        self,
+        session: str,
+        *,
+        keep_output: bool = True,
+        timeout_s: float | None = None,
+        credit: int = DEFAULT_CREDIT,
+        **options: Any,
+    ) -> Call:
+        """Ask for the next turn of a session that `operation("session.create", ...)` made.
+
+        Args:
+            session: its name.
+            keep_output: whether the answer joins the session's context.
+            timeout_s: how long the answer may take from now on.
+            credit: events that may wait here unread, 1 to 4096.
+            **options: as for `generate`.
+
+        Raises:
+            Invalid: an option that does not exist.
+        """
+        body = {"session": session, "keep_output": keep_output, **_checked(options)}
+        return self._call("session.generate", body, timeout_s, credit)
+
     # --- operations -------------------------------------------------------------------------
 
     def hello(self) -> dict[str, Any]:

@@ -50,7 +50,10 @@ PING_AFTER_S = 5.0
 SILENCE_LIMIT_S = 20.0
 #: Operations that change nothing at the head: safe to send again on a new connection.
 READ_ONLY = frozenset(
-    {"hello", "ping", "status", "nodes", "models", "tokenize", "detokenize", "attach"}
+    {
+        *("hello", "ping", "status", "nodes", "models", "tokenize", "detokenize", "attach"),
+        "session.get",
+    }
 )
 #: How many closed requests are remembered, to tell a late event from one that was never asked for.
 REMEMBERED_CLOSED = 1024

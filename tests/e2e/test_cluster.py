@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +14,7 @@ from agent.worker.engine import Engine
 from agent.worker.model_runner import ModelRunner
 from bench.bare_engine import run
 from bench.cluster import Cluster
-from bus.errors import Invalid, NodeLost, NotFound
+from bus.errors import Invalid, NotFound
 from tests.harness.models import smollm2_folder, toy_model_folder
 
 LIMIT_S = 60.0
@@ -74,27 +72,6 @@ def test_seeded_draws_repeat(cluster: Cluster) -> None:
 
     assert draw(7) == draw(7)
     assert draw(7) != draw(8)
-
-
-def test_killed_worker_ends_its_stream_with_the_offset_and_comes_back(cluster: Cluster) -> None:
-    call = cluster.client.generate(
-        cluster.model, PROMPT, max_new=400, temperature=0.0, ignore_eos=True, key="doomed"
-    )
-    (worker,) = cluster.workers("node-1")
-    while len(call.tokens) < 5:
-        call.next_event(None)
-    os.kill(worker, signal.SIGKILL)
-    with pytest.raises(NodeLost) as lost:
-        call.result()
-    offset = lost.value.details["offset"]
-    assert offset >= len(call.tokens) >= 5
-    again = cluster.client.attach(key="doomed")
-    with pytest.raises(NodeLost):
-        again.result()
-    assert again.tokens[: len(call.tokens)] == call.tokens
-    assert len(again.tokens) == offset
-    cluster.wait_ready()
-    assert cluster.client.generate(cluster.model, PROMPT, max_new=5).result().finish == "length"
 
 
 def test_killed_agent_leaves_no_worker_and_serves_again_when_started(cluster: Cluster) -> None:
