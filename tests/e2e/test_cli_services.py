@@ -277,6 +277,21 @@ def test_a_machine_of_agents_knows_how_they_are(machine: Machine, second: Machin
     assert services_of(second.state) != []
 
 
+def test_agents_stay_while_they_wait_for_approval(machine: Machine, second: Machine) -> None:
+    (machine.state / "head.toml").write_text('[fleet]\nenrolment = "approve"\n')
+    machine.ok("up")
+    second.join(machine)
+    second.take_token(machine)
+    waits = second.sfctl("--timeout", "10", "up", "--agent-only")
+    assert waits.returncode == 8
+    assert "is not enrolled; approve it on the head with: sfctl node approve" in waits.stderr
+    assert machine.sfctl("status").returncode == 3
+    assert machine.ok("node", "approve", "--all").count("enrolled") == 1
+    second.ok("up", "--agent-only")
+    states = [node["state"] for node in json.loads(machine.ok("node", "ls", "-o", "json"))]
+    assert states == ["up", "up"]
+
+
 def _until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + READY_S
     while not condition():
