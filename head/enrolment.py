@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from shlex import quote
 from typing import Any, Literal
 
 from bus.errors import Invalid, NotFound
@@ -107,7 +108,7 @@ class Enrolment:
             raise HandshakeRefused(
                 Refusal.REVOKED,
                 f"node {peer.name} came with the key {peer.fingerprint}, which was revoked; to let "
-                f"it come again: sfctl node forget {known.identity}",
+                f"it come again: sfctl node forget {quote(known.identity)}",
             )
         pinned = self._pinned(peer.name)
         if pinned is not None and pinned.public != peer.public:
@@ -115,8 +116,8 @@ class Enrolment:
                 Refusal.PEER_KEY_DIFFERS,
                 f"node {peer.name} came with the key {peer.fingerprint}, and enrolled is "
                 f"{fingerprint(pinned.public)}; if its key was made anew on purpose: sfctl node "
-                f"forget {peer.name}; if not, another machine uses its name: give that one another "
-                "identity",
+                f"forget {quote(peer.name)}; if not, another machine uses its name: "
+                "give that one another identity",
             )
         if known is not None and known.state == ENROLLED and known.identity == peer.name:
             return
@@ -129,7 +130,7 @@ class Enrolment:
                 Refusal.NOT_ENROLLED,
                 f"node {peer.name} came with the key {peer.fingerprint}, which is enrolled as "
                 f"{known.identity}; give it that identity again, or: sfctl node forget "
-                f"{known.identity}",
+                f"{quote(known.identity)}",
             )
         if self.way == "closed":
             raise HandshakeRefused(
@@ -144,7 +145,7 @@ class Enrolment:
         raise HandshakeRefused(
             Refusal.NOT_ENROLLED,
             f"node {peer.name} with the key {peer.fingerprint} waits for approval; if it is yours: "
-            f"sfctl node approve {peer.name}",
+            f"sfctl node approve {quote(peer.name)}",
         )
 
     def linked(self, peer: PeerInfo, wall_s: float) -> None:

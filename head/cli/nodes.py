@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from shlex import quote
 from typing import Any
 
 import click
@@ -51,7 +52,7 @@ def problems(status: Mapping[str, Any], command: Command = "sfctl {}".format) ->
     ]
     found += [
         f"node {key['identity']} ({key['host'] or 'host unknown'}, key {key['key']}) waits for "
-        f"approval; if it is yours: {command('node approve')} {key['identity']}"
+        f"approval; if it is yours: {command('node approve')} {quote(key['identity'])}"
         for key in _keys(status)
         if key["state"] == "pending"
     ]

@@ -102,6 +102,11 @@ def test_approve_lets_a_node_in_once_it_was_approved() -> None:
     desk.link(peer())
 
 
+def test_a_name_that_a_shell_would_run_is_quoted_in_commands() -> None:
+    error = Desk("approve").refusal(peer("n; rm -r ~"))
+    assert error.message.endswith("sfctl node approve 'n; rm -r ~'")
+
+
 def test_closed_refuses_and_notes_nothing() -> None:
     desk = Desk("closed")
     error = desk.refusal(peer())
