@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import superfluid
-from bus.errors import NodeLost, NoNode
-from bus.transport import clock
+from tests.harness.fault_connection import Fault, Sender
+from tests.harness.fault_proxy import FaultProxy
 from tests.harness.link_processes import agent_process, head_process, make_state
 from tests.harness.logged_process import LoggedProcess
-from tests.harness.relay import Relay
-from tests.harness.strangers import Stranger
+from tests.harness.strangers import GREETING, READY, Stranger
 
 
 @pytest.fixture
@@ -25,19 +22,19 @@ def state(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def relayed(state: Path) -> Iterator[tuple[LoggedProcess, LoggedProcess, Relay]]:
-    """A head, a node that joined it over a relay, and the relay."""
+def relayed(state: Path) -> Iterator[tuple[LoggedProcess, LoggedProcess, FaultProxy]]:
+    """A head, a node that joined it over a proxy, and the proxy."""
     with (
         head_process(state) as head,
-        Relay(head.wait_for("started")["fleet"]) as relay,
-        agent_process(state, "--join", relay.address) as agent,
+        FaultProxy(head.wait_for("started")["fleet"]) as proxy,
+        agent_process(state, "--join", proxy.address) as agent,
     ):
         head.wait_for("link_up")
         agent.wait_for("worker_ready")
-        yield head, agent, relay
+        yield head, agent, proxy
 
 
-Relayed = tuple[LoggedProcess, LoggedProcess, Relay]
+Relayed = tuple[LoggedProcess, LoggedProcess, FaultProxy]
 
 
 def ask(state: Path, prompt: str, count: int) -> tuple[int, ...]:
@@ -48,13 +45,13 @@ def ask(state: Path, prompt: str, count: int) -> tuple[int, ...]:
 def test_l4_a_recorded_conversation_played_to_the_head_makes_no_link(
     state: Path, relayed: Relayed
 ) -> None:
-    head, agent, relay = relayed
+    head, agent, proxy = relayed
     first = ask(state, "recorded", 20)
     agent.signal(signal.SIGKILL)
     agent.wait()
     head.wait_for("link_down")
-    conversation = relay.recorded[0]
-    with Stranger(relay.address) as stranger:
+    conversation = GREETING + READY + proxy.recorded(Sender.DIALER)
+    with Stranger(proxy.address) as stranger:
         stranger.greet(conversation)
         why = head.wait_for("link_refused_hello_not_newer")["why"]
         assert "an old frame was sent again" in why
@@ -64,7 +61,7 @@ def test_l4_a_recorded_conversation_played_to_the_head_makes_no_link(
     head.signal(signal.SIGKILL)
     head.wait()
     # What was seen is kept: a head that was killed knows it too.
-    with head_process(state) as again, Relay(again.wait_for("started")["fleet"]) as path:
+    with head_process(state) as again, FaultProxy(again.wait_for("started")["fleet"]) as path:
         with Stranger(path.address) as stranger:
             stranger.greet(conversation)
             again.wait_for("link_refused_hello_not_newer")
@@ -80,37 +77,26 @@ def flip(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "harm",
-    [flip, lambda data: data + data, lambda data: data[: len(data) // 2], lambda data: None],
+    ("fault", "breaks"),
+    [
+        (lambda link: link.harm(Sender.DIALER, flip), True),
+        (lambda link: link.harm(Sender.DIALER, lambda data: data + data), False),
+        (lambda link: link.harm(Sender.DIALER, lambda data: data[: len(data) // 2]), True),
+        (lambda link: link.cut(reset=False), True),
+    ],
     ids=["flipped", "doubled", "cut inside", "cut off"],
 )
 def test_l4_a_link_that_was_harmed_is_made_again_and_nothing_comes_twice(
-    harm: Callable[[bytes], bytes | None], state: Path, relayed: Relayed
+    fault: Fault, breaks: bool, state: Path, relayed: Relayed
 ) -> None:
-    head, _, relay = relayed
+    head, _, proxy = relayed
     undisturbed = ask(state, "harmed", 400)
-    address = f"ipc://{state}/run/api.sock"
-    with superfluid.connect(address) as client:
-        call = client.generate("toy", "harmed", max_new=400, temperature=0.0)
+    with superfluid.connect(f"ipc://{state}/run/api.sock") as client:
+        call = client.generate("toy", "harmed", max_new=400, temperature=0.0, exact=True)
         while len(call.tokens) < 5:
             call.next_event(None)
-        harmed = threading.Event()
-
-        def once(data: bytes) -> bytes | None:
-            if harmed.is_set():
-                return data
-            harmed.set()
-            return harm(data)
-
-        relay.harm = once
-        with contextlib.suppress(NodeLost):
-            call.result()
-        assert call.tokens == undisturbed[: len(call.tokens)]
-        if harm(b"ab") != b"abab":
-            head.wait_for("link_up")
-    deadline = clock.now() + 30.0
-    while clock.now() < deadline:
-        with contextlib.suppress(NoNode, NodeLost):
-            assert ask(state, "harmed", 400) == undisturbed
-            return
-    pytest.fail("the node never served again")
+        proxy.now(fault)
+        assert call.result().tokens == undisturbed
+    if breaks:
+        head.wait_for("link_up")
+    assert ask(state, "harmed", 400) == undisturbed

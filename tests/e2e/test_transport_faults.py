@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from bus.link import LinkLimits
 from bus.transport import clock
-from tests.harness.fault_proxy import FaultProxy, Path, Sender
+from tests.harness.fault_connection import Connection, Fault, Sender
+from tests.harness.fault_proxy import FaultProxy
 from tests.harness.link_sides import HeadSide, NodeSide, Stage
 
 #: Far below libzmq's own limit of 30 s, after which it would give a dead connection up.
@@ -39,22 +40,20 @@ def linked() -> Iterator[Linked]:
 @pytest.mark.parametrize(
     "fault",
     [
-        Path.half_open,
-        lambda path: path.stall(Sender.DIALER),
-        lambda path: path.stall(Sender.TARGET),
-        lambda path: path.insert(Sender.DIALER, SWALLOWS),
-        lambda path: path.insert(Sender.TARGET, SWALLOWS),
-        lambda path: path.insert(Sender.DIALER, NO_ZMTP),
-        lambda path: path.insert(Sender.TARGET, NO_ZMTP),
+        Connection.half_open,
+        lambda each: each.stall(Sender.DIALER),
+        lambda each: each.stall(Sender.TARGET),
+        lambda each: each.insert(Sender.DIALER, SWALLOWS),
+        lambda each: each.insert(Sender.TARGET, SWALLOWS),
+        lambda each: each.insert(Sender.DIALER, NO_ZMTP),
+        lambda each: each.insert(Sender.TARGET, NO_ZMTP),
     ],
     ids=[
         *("half-open", "to-head-stalls", "to-node-stalls", "to-head-swallowed"),
         *("to-node-swallowed", "no-zmtp-to-head", "no-zmtp-to-node"),
     ],
 )
-def test_the_link_is_made_again_over_a_new_connection(
-    fault: Callable[[Path], None], linked: Linked
-) -> None:
+def test_the_link_is_made_again_over_a_new_connection(fault: Fault, linked: Linked) -> None:
     stage, _, node, proxy = linked
     started = clock.now()
     proxy.now(fault)
