@@ -19,6 +19,10 @@ from bus.rate_limit import KeyedBuckets, TokenBucket
 #: Hellos that failed, for one address; good ones cost nothing.
 FAILED_HELLOS_PER_S = 20.0
 FAILED_HELLOS_BURST = 5.0
+#: The same for all addresses together that failed lately: 50 offenders at 20/s each took 9% of a
+#: core more than this. Who did not fail for 2 s is always looked at.
+ALL_FAILED_HELLOS_PER_S = 200.0
+FAILED_LATELY_PER_S = 0.5
 #: Diffie-Hellman exchanges for keys that were never seen; 50 cost some 1% of a core.
 UNKNOWN_KEYS_PER_S = 50.0
 #: So often may one key's link be replaced; two processes that share it would never stop.
@@ -49,16 +53,22 @@ class AdmissionControl:
         self._admit = admit
         self._linked = linked
         self._failures = KeyedBuckets(FAILED_HELLOS_PER_S, FAILED_HELLOS_BURST)
+        self._lately = KeyedBuckets(FAILED_LATELY_PER_S, 1.0)
+        self._all_failures = TokenBucket(ALL_FAILED_HELLOS_PER_S, ALL_FAILED_HELLOS_PER_S)
         self._unknown_keys = TokenBucket(UNKNOWN_KEYS_PER_S, UNKNOWN_KEYS_PER_S)
         self._replaced_at: dict[bytes, deque[float]] = {}
 
     def may_try(self, address: bytes, now: float) -> bool:
         """Whether a Hello from a network address is looked at; before anything is computed."""
-        return self._failures.bucket(address).available(now)
+        if not self._failures.bucket(address).available(now):
+            return False
+        return self._all_failures.available(now) or self._lately.bucket(address).available(now)
 
     def failed(self, address: bytes, now: float) -> None:
         """A Hello from a network address was refused."""
         self._failures.bucket(address).take(now)
+        self._lately.bucket(address).take(now)
+        self._all_failures.take(now)
 
     def check(self, peer: PeerInfo, host: str, now: float) -> None:
         """Every check of a Hello that verified under its token, cheapest first.

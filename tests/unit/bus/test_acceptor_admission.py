@@ -116,6 +116,39 @@ def test_failed_hellos_are_limited_by_address_and_good_ones_are_not() -> None:
     assert fleet.acceptor.half_open == 2
 
 
+def test_many_offenders_share_a_budget_and_a_host_that_did_not_fail_is_looked_at() -> None:
+    fleet = Fleet()
+    bad = [hello_of(node(tokens=(token("x"),)), b"%d" % n) for n in range(50)]
+    tried = 0
+    for turn in range(200):
+        fleet.now += 0.01
+        for host in range(50):
+            fleet.acceptor.receive(b"%d" % host, bad[host], fleet.now, peer_key=b"10.0.1.%d" % host)
+        tried = 10_000 // 200 * (turn + 1) - fleet.acceptor.ignored_frames
+    # 200 at once and 200/s for 2 s, and one of each host in 2 s.
+    assert 500 <= tried <= 200 + 400 + 2 * 50
+    fleet.acceptor.receive(b"good", hello_of(node(), b"g"), fleet.now, peer_key=b"10.0.2.1")
+    assert fleet.acceptor.half_open == 1
+
+
+def test_what_a_refused_hello_costs() -> None:
+    """Nothing is computed for one over its limit, and no Diffie-Hellman for a bad one."""
+    fleet = Fleet()
+    entropy_used = fleet.acceptor._entropy
+    calls: list[int] = []
+
+    def counted(count: int) -> bytes:
+        calls.append(count)
+        return entropy_used(count)
+
+    fleet.acceptor._entropy = counted
+    good = hello_of(node(), b"x")
+    for n in range(40):
+        fleet.acceptor.receive(b"%d" % n, good[:-1] + b"\0", fleet.now, peer_key=b"10.0.0.9")
+    assert calls == []
+    assert fleet.acceptor.ignored_frames == 35
+
+
 def test_unknown_keys_have_a_budget_and_known_ones_do_not() -> None:
     known = {key(f"n{n}").public: (1, 0) for n in range(50, 60)}
     fleet = Fleet(last_seen=known.get)
