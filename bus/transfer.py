@@ -21,8 +21,9 @@ from bus.messages.link import BlobRef
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-#: Bytes of one chunk: what a heartbeat may have to wait behind.
-CHUNK_BYTES = 128 * 1024
+#: Bytes of one chunk: what a heartbeat may have to wait behind. With its message's own 25 bytes it
+#: fits in one frame (bus/frames.py).
+CHUNK_BYTES = 128 * 1024 - 32
 #: The most that may be on its way on one link.
 MAX_IN_FLIGHT_BYTES = 2 * 1024 * 1024
 #: What a request names is at most this long; the other kinds are not taken yet.

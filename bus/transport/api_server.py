@@ -31,8 +31,9 @@ MAX_BACKLOG_BYTES = 64 * 1024 * 1024
 RETRY_S = 0.005
 #: Milliseconds that replies get to leave when the door closes; nobody waits for it.
 CLOSE_LINGER_MS = 500
-#: Requests read at one go, before the loop sees to others.
+#: Requests, and bytes of them, read at one go, before the loop sees to others.
 MAX_BATCH = 256
+MAX_BATCH_BYTES = 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -86,19 +87,22 @@ class ApiServer:
         loop.add_timer_source(self.next_timeout, self.handle_timeout)
 
     def receive(self) -> list[tuple[bytes, list[bytes]]]:
-        """Requests that came, at most `MAX_BATCH`: `(client, [mark, body, blob...])`.
+        """Requests that came, as many as fit a batch: `(client, [mark, body, blob...])`.
 
         Unchecked, but within the limit on a frame's size. Of one with more than `MAX_FRAMES` frames
         only the first so many and one more are kept, so that it can be refused.
         """
         self._watch()
         found: list[tuple[bytes, list[bytes]]] = []
-        while len(found) < MAX_BATCH:
+        size_bytes = 0
+        while len(found) < MAX_BATCH and size_bytes < MAX_BATCH_BYTES:
             try:
                 client = self._router.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            found.append((client, self._read_rest(client)))
+            frames = self._read_rest(client)
+            size_bytes += sum(map(len, frames))
+            found.append((client, frames))
         return found
 
     def send(self, client: bytes, frames: Sequence[bytes]) -> bool:
