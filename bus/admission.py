@@ -21,7 +21,7 @@ FAILED_HELLOS_PER_S = 20.0
 FAILED_HELLOS_BURST = 5.0
 #: The same for all addresses together that failed lately: 50 offenders at 20/s each took 9% of a
 #: core more than this. Who did not fail for 2 s is always looked at.
-ALL_FAILED_HELLOS_PER_S = 200.0
+ALL_FAILED_HELLOS_PER_S = 100.0
 FAILED_LATELY_PER_S = 0.5
 #: Diffie-Hellman exchanges for keys that were never seen; 50 cost some 1% of a core.
 UNKNOWN_KEYS_PER_S = 50.0
