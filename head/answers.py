@@ -81,8 +81,8 @@ class Answer:
     #: Tokens that later nodes had to compute again.
     replayed_tokens: int = 0
     suspicion: Suspicion = field(default_factory=Suspicion)
-    #: Nodes, by identity and incarnation, that can not take it, with their words.
-    tried: dict[tuple[NodeIdentity, int], str] = field(default_factory=dict)
+    #: Nodes that can not take it: the incarnation that said so, and its words.
+    tried: dict[NodeIdentity, tuple[int, str]] = field(default_factory=dict)
     #: Nodes that could not take it just now; they are asked again after a moment.
     resting: dict[NodeIdentity, str] = field(default_factory=dict)
     rests: dict[NodeIdentity, int] = field(default_factory=dict)

@@ -15,6 +15,7 @@ from bus.errors import (
     ERROR_TABLE,
     BlobMissing,
     Internal,
+    Invalid,
     RequestKillsWorkers,
     SuperfluidError,
 )
@@ -194,7 +195,11 @@ class Failover:
 
     def refused(self, link: LinkKey, message: Refused, now: float) -> None:
         """A command was not applied; its session can not go on there under this epoch."""
-        row = self._numbers.above(message.known_epoch)
+        try:
+            row = self._numbers.above(message.known_epoch)
+        except Invalid as error:
+            self._outbox.close_link(link, error.message)
+            return
         if row is not None:
             self._outbox.persist(row)
         found = self._sessions.at(link, message.session, message.epoch)
@@ -252,7 +257,7 @@ class Failover:
         if code in PASSING_CODES:
             self._rest(session, placed, why, now)
         else:
-            answer.tried[placed.node, placed.incarnation or 0] = why
+            answer.tried[placed.node] = (placed.incarnation or 0, why)
         begun = bool(answer.tokens) or answer.failed_s is not None
         self.move(session, why, now, begun=begun)
 

@@ -133,7 +133,7 @@ class WaitingLine:
         """Leave a node alone for a moment that declined for a passing reason."""
         answer.rests[node] = answer.rests.get(node, 0) + 1
         if answer.rests[node] > MAX_RESTS:
-            answer.tried[node, incarnation] = why
+            answer.tried[node] = (incarnation, why)
             return
 
         def rested(at: float) -> None:
@@ -242,7 +242,7 @@ class WaitingLine:
         """The nodes that an answer does not go to now, with why. One that restarted is new."""
         tried = {
             node: why
-            for (node, incarnation), why in answer.tried.items()
+            for node, (incarnation, why) in answer.tried.items()
             if (known := self._fleet.get(node)) and known.incarnation == incarnation
         }
         return tried | answer.resting

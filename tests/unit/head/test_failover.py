@@ -363,6 +363,23 @@ def test_refused_session_takes_an_epoch_above_what_the_node_knows(bench: Bench) 
     assert bench.last(GenerateReq).epoch > 9 << 32
 
 
+def test_refusal_that_knows_an_epoch_above_all_that_can_be_stored_ends_the_link(
+    bench: Bench,
+) -> None:
+    request = bench.ask(max_new=10)
+    refused = Refused(
+        command=request.command,
+        session=request.session,
+        epoch=request.epoch,
+        code="stale_epoch",
+        message="a higher epoch was assigned here",
+        known_epoch=Epoch(2**63),
+    )
+    bench.hear(1, refused)
+    assert [link for link, _ in bench.closed] == [1]
+    assert not any(isinstance(row, RaiseBoot) for row in bench.rows)
+
+
 def test_messages_about_a_past_epoch_change_nothing(bench: Bench) -> None:
     request = bench.ask(max_new=10)
     bench.hear(1, run(request, 0, 65))
