@@ -54,8 +54,14 @@ class SessionOperations:
     def generate(self, request: ApiRequest, now: float) -> None:
         named = from_map(SessionRequest, request.body)
         session = self._core.runs.made.find(LOCAL_OWNER, named.session)
-        body = {"qos": QOS_NAMES[session.qos], **only_known(request.body), "model": session.model}
+        body = {"qos": QOS_NAMES[session.qos], "model": session.model, **only_known(request.body)}
         asked = from_map(SessionGenerateRequest, body)
+        if asked.model != session.model:
+            raise Invalid(
+                f"the session's model is {session.model}; leave model out, or create a session "
+                f"for {asked.model}",
+                param="model",
+            )
         if self._answers.attach_known(request, asked.key, now):
             return
         self._core.runs.made.find_idle(LOCAL_OWNER, asked.session)

@@ -62,7 +62,12 @@ class Session:
     idle_timer: int | None = None
 
     def context_at(self, offset: int) -> TokenContext:
-        """The context with `offset` tokens of the answer, as they are computed: step by step."""
+        """The context with `offset` tokens of the answer, as they are computed: step by step.
+
+        Args:
+            offset: where a generation began; a later turn's answer may have fewer tokens.
+        """
+        offset = min(offset, len(self.answer.tokens)) if self.answer is not None else 0
         if self.answer is None or not offset:
             return self.context
         whole = TokenContext()

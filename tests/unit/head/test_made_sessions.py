@@ -16,6 +16,8 @@ from bus.messages.link import (
     LeaseGrant,
     LeaseRef,
     LeaseRenew,
+    NeedFull,
+    NodeStatus,
     Segment,
     SessionAssign,
     SessionRevoke,
@@ -129,6 +131,26 @@ def test_output_that_a_moved_turn_left_on_a_node_is_replaced_there(talk: Talk) -
     talk.turn()
     whole = talk.bench.last(AppendContent)
     assert (whole.base_tokens, whole.ids) == (0, pack_ids(b"hi!"))
+
+
+def test_node_that_lacks_the_context_when_the_next_turn_waits_already_gets_it(talk: Talk) -> None:
+    talk.append("hi")
+    first = talk.turn()
+    talk.bench.hear(1, run(first, 0, 65, 66))
+    talk.bench.down(1, left=True)
+    talk.bench.node(2)
+    moved: GenerateReq = talk.bench.last(GenerateReq)
+    assert moved.generated_tokens == 2
+    talk.call("cancel", about=f"q{talk.number}".encode())
+    talk.bench.core.fleet.status(2, NodeStatus(models=(), draining=True), talk.bench.now)
+    talk.turn()
+    assert talk.get()["state"] == "queued"
+    need = NeedFull(
+        command=moved.command, session=moved.session, epoch=moved.epoch, length=0, digest=bytes(16)
+    )
+    talk.bench.hear(2, need)
+    whole = talk.bench.last(AppendContent)
+    assert (whole.base_tokens, whole.ids) == (0, pack_ids(b"hiAB"))
 
 
 @pytest.mark.parametrize("op", ["session.generate", "session.append"])
@@ -276,6 +298,7 @@ def test_session_of_another_owner_is_not_found(talk: Talk) -> None:
         ("session.generate", {}, "session"),
         ("session.generate", {"stop": ["x"]}, "stop"),
         ("session.generate", {"keep_output": "yes"}, "keep_output"),
+        ("session.generate", {"model": "other"}, "model"),
         ("session.get", {"limit": 1 << 20}, "limit"),
     ],
 )
