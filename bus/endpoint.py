@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from bus.crypto import Entropy
 from bus.errors import DecodeError, TooLarge, WireError
 from bus.frames import Frame, FrameKind, parse_frame
 from bus.handshake import Admission, Established
-from bus.handshake_steps import HandshakeStep, take_ack, take_hello, take_reject
+from bus.handshake_steps import HandshakeStep, Handshaking, State
 from bus.hello_guard import HelloGuard
 from bus.link import (
     LinkDown,
@@ -40,11 +40,10 @@ from bus.link import (
 )
 from bus.messages.link import LINK, MAX_MESSAGE_BYTES, Goodbye, HeadConfirm, Heartbeat, NodeConfirm
 from bus.outbox import Outbox
-from bus.redial import Redial
 from bus.sealed_link import SealedLink
 from bus.self_suspicion import SelfSuspicion
 
-State = Literal["connecting", "confirming", "held", "up", "down"]
+_HANDSHAKE_KINDS = frozenset({FrameKind.HELLO, FrameKind.HELLO_ACK, FrameKind.REJECT})
 
 
 class Endpoint:
@@ -84,7 +83,10 @@ class Endpoint:
         self._entropy = entropy
         if admit is None:
             admit = (lambda _: None) if initiator else HelloGuard(lambda _: None).check
-        self._admit = admit
+        self._handshaking = Handshaking(
+            identity, initiator=initiator, entropy=entropy, limits=self.limits, admit=admit
+        )
+        self._redial = self._handshaking.redial
         self._state: State = "down" if initiator else "connecting"
         self._now = 0.0
         self._events: deque[LinkEvent] = deque()
@@ -95,7 +97,6 @@ class Endpoint:
         self._suspicion = suspicion or SelfSuspicion()
         self._on_change = on_change
         self._busy = False
-        self._redial = Redial(identity, entropy, self.limits)
         self._deadline: float | None = None
         #: Frames that nothing was done with: malformed, or of no link of ours.
         self.ignored_frames = 0
@@ -294,12 +295,12 @@ class Endpoint:
     def receive_frame(self, frame: Frame, now: float) -> None:
         """Take one frame that is parsed already."""
         self._now = now
-        if frame.kind is FrameKind.HELLO:
-            self._on_hello(frame)
-        elif frame.kind is FrameKind.HELLO_ACK:
-            self._on_hello_ack(frame)
-        elif frame.kind is FrameKind.REJECT:
-            self._on_reject(frame)
+        if frame.kind in _HANDSHAKE_KINDS:
+            step = self._handshaking.receive(frame, self._state, self.link_id)
+            if step is not None:
+                self.take_step(step, now)
+            else:
+                self.ignored_frames += 1
         elif self._link is None or frame.link_id != self._link.link_id:
             self.ignored_frames += 1
         elif frame.kind is FrameKind.STALE:
@@ -307,23 +308,6 @@ class Endpoint:
         else:
             self._take(self._link.receive(frame, now), self._link)
         self._on_change()
-
-    def _on_hello(self, frame: Frame) -> None:
-        duplicate = self._link is not None and self._link.link_id == frame.link_id
-        if self.initiator or self._state == "up" or duplicate:
-            self.ignored_frames += 1
-        else:
-            self.take_step(take_hello(self.identity, frame, self._entropy, self._admit), self._now)
-
-    def _on_hello_ack(self, frame: Frame) -> None:
-        pending = self._redial.pending
-        if pending is None or pending.link_id != frame.link_id:
-            self.ignored_frames += 1
-            return
-        step = take_ack(self.identity, pending, frame, self._admit)
-        if step.refused is None:
-            self._redial.answered()
-        self.take_step(step, self._now)
 
     def take_step(self, step: HandshakeStep, now: float) -> None:
         """Go on with what a handshake frame led to; one that was accepted before stays."""
@@ -334,8 +318,8 @@ class Endpoint:
             self._enter_confirming(step.made)
         if step.reply is not None:
             self._outbox.put_frame(step.reply)
-        if step.refused is not None and self.initiator:
-            self._fail(step.refused.code, step.refused.reason)
+        if step.refused is not None and (self.initiator or step.refused.by_peer):
+            self._fail(step.refused.code, step.refused.reason, by_peer=step.refused.by_peer)
         elif step.refused is not None:
             self._events.append(step.refused)
         self._on_change()
@@ -356,17 +340,6 @@ class Endpoint:
         self._deadline = min(confirm_by, self._deadline or confirm_by)
         if self.initiator:
             self._link.queue_confirm()
-
-    def _on_reject(self, frame: Frame) -> None:
-        pending, refused = self._redial.pending, None
-        if pending is not None and pending.link_id == frame.link_id:
-            refused = take_reject(self.identity, pending.token, frame)
-        elif not self.initiator and self._state == "confirming" and self.link_id == frame.link_id:
-            refused = take_reject(self.identity, None, frame)
-        if refused is not None:
-            self._fail(refused.code, refused.reason, by_peer=True)
-        else:
-            self.ignored_frames += 1
 
     def _take(self, message: Any | LinkFault | None, link: SealedLink) -> None:
         if message is None:

@@ -1,12 +1,13 @@
-"""One step of a handshake with all that can come of it, for whoever drives it: nothing raises."""
+"""Steps of a handshake with all that can come of them, for whoever drives it: nothing raises."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from bus.crypto import Entropy
 from bus.errors import AuthError, DecodeError
-from bus.frames import Frame
+from bus.frames import Frame, FrameKind
 from bus.handshake import (
     Admission,
     Established,
@@ -16,7 +17,10 @@ from bus.handshake import (
     pack_reject,
 )
 from bus.keys import FleetToken
-from bus.link import HandshakeRefused, LinkIdentity, PeerRefused, Refusal
+from bus.link import HandshakeRefused, LinkIdentity, LinkLimits, PeerRefused, Refusal
+from bus.redial import Redial
+
+State = Literal["connecting", "confirming", "held", "up", "down"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,36 +52,72 @@ def take_hello(
     return HandshakeStep(made, ack)
 
 
-def take_ack(
-    identity: LinkIdentity, pending: InitiatorHandshake, frame: Frame, admit: Admission
-) -> HandshakeStep:
-    """An initiator's step: nothing to send before Confirm, or a Reject."""
-    try:
-        made = pending.read_ack(frame)
-        admit(made.peer)
-    except HandshakeRefused as error:
-        return _refuse(identity, frame, error.refusal, error.message)
-    except (AuthError, DecodeError) as error:
-        reason = f"the answer of {identity.peer_name} does not verify: {error.message}"
-        return HandshakeStep(refused=PeerRefused(Refusal.HANDSHAKE_FAILED.text, reason))
-    return HandshakeStep(made)
-
-
-def take_reject(
-    identity: LinkIdentity, token: FleetToken | None, frame: Frame
-) -> PeerRefused | None:
-    """What a Reject says; None when it is none of ours.
+class Handshaking:
+    """The handshakes of one endpoint, one after the other.
 
     Args:
         identity: ours.
-        token: that we said Hello with; None when the peer did.
-        frame: of kind REJECT.
+        initiator: whether this side says Hello.
+        entropy: gives link ids, ephemeral keys and jitter.
+        limits: bounds of the waits.
+        admit: checks the peer.
     """
-    try:
-        refusal, reason = explain_reject(identity, token, frame)
-    except DecodeError:
-        return None
-    return PeerRefused(refusal.text, reason, by_peer=True)
+
+    def __init__(
+        self,
+        identity: LinkIdentity,
+        *,
+        initiator: bool,
+        entropy: Entropy,
+        limits: LinkLimits,
+        admit: Admission,
+    ) -> None:
+        self.redial = Redial(identity, entropy, limits)
+        self._identity = identity
+        self._initiator = initiator
+        self._entropy = entropy
+        self._admit = admit
+
+    def receive(self, frame: Frame, state: State, link_id: int | None) -> HandshakeStep | None:
+        """Take a Hello, HelloAck or Reject; None: nothing is to be done with it.
+
+        Args:
+            frame: of one of these kinds.
+            state: of the endpoint.
+            link_id: of its handshake or link.
+        """
+        if frame.kind is FrameKind.HELLO:
+            if self._initiator or state == "up" or link_id == frame.link_id:
+                return None
+            return take_hello(self._identity, frame, self._entropy, self._admit)
+        pending = self.redial.pending
+        ours = pending if pending is not None and pending.link_id == frame.link_id else None
+        if frame.kind is FrameKind.HELLO_ACK:
+            return self._take_ack(ours, frame) if ours is not None else None
+        waits = not self._initiator and state == "confirming" and link_id == frame.link_id
+        if ours is None and not waits:
+            return None
+        return self._take_reject(ours.token if ours is not None else None, frame)
+
+    def _take_ack(self, pending: InitiatorHandshake, frame: Frame) -> HandshakeStep:
+        try:
+            made = pending.read_ack(frame)
+            self._admit(made.peer)
+        except HandshakeRefused as error:
+            return _refuse(self._identity, frame, error.refusal, error.message)
+        except (AuthError, DecodeError) as error:
+            name = self._identity.peer_name
+            reason = f"the answer of {name} does not verify: {error.message}"
+            return HandshakeStep(refused=PeerRefused(Refusal.HANDSHAKE_FAILED.text, reason))
+        self.redial.answered()
+        return HandshakeStep(made)
+
+    def _take_reject(self, token: FleetToken | None, frame: Frame) -> HandshakeStep | None:
+        try:
+            refusal, reason = explain_reject(self._identity, token, frame)
+        except DecodeError:
+            return None
+        return HandshakeStep(refused=PeerRefused(refusal.text, reason, by_peer=True))
 
 
 def _refuse(identity: LinkIdentity, frame: Frame, refusal: Refusal, reason: str) -> HandshakeStep:
