@@ -54,11 +54,6 @@ class AnswerOperations:
         answer = self._open_answer(request, asked, now)
         if answer is None:
             return
-        try:
-            answer.blobs = self._core.uploads.find(asked.blobs)
-        except SuperfluidError as error:
-            self._core.book.end(answer, "error", now, error)
-            return
         if asked.tokens is not None:
             ids = asked.tokens
             self._when_described(
@@ -160,7 +155,9 @@ class AnswerOperations:
         session: SessionId | None = None,
     ) -> Answer:
         self._core.texts.folder(asked.model)
+        blobs = self._core.uploads.find(asked.blobs)
         answer = self._core.new_answer(LOCAL_OWNER, asked, sampling_of(asked), now, session)
+        answer.blobs = blobs
         self._subscribe(request, answer, 0)
         self._core.book.add(answer)
         return answer

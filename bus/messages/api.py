@@ -71,6 +71,8 @@ class GenerationOptions:
     key: Key | None = None
     exact: bool = False
     on_disconnect: Annotated[str, OneOf(frozenset({"cancel", "keep"}))] | None = None
+    #: SHA-256 of files that were put.
+    blobs: Annotated[tuple[Sha256, ...], MaxItems(MAX_REQUEST_BLOBS)] = ()
 
 
 #: Keys of the API's full table that this version does not serve; refused, never passed over.
@@ -79,11 +81,10 @@ NOT_YET = ("stop", "logprobs", "logit_bias", "constraint", "tools", "tool_choice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest(GenerationOptions):
-    """One of `prompt` (text) and `tokens` (ids); `blobs` are SHA-256 of files that were put."""
+    """One of `prompt` (text) and `tokens` (ids)."""
 
     prompt: Text | None = None
     tokens: Ids | None = None
-    blobs: Annotated[tuple[Sha256, ...], MaxItems(MAX_REQUEST_BLOBS)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

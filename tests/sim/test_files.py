@@ -192,3 +192,17 @@ def test_nodes_without_the_capability_are_passed_over_by_name() -> None:
     fleet.finish(refused, plain)
     check_unsupported(refused)
     check_complete(plain, "plain", 5)
+
+
+def test_a_turn_of_a_session_may_name_files_too() -> None:
+    fleet, watch = fleet_with(1, DATA)
+    made = fleet.request("session.create", model="toy")
+    fleet.finish(made)
+    session = (made.end or {})["session"]
+    fleet.finish(fleet.request("session.append", session=session, tokens=[1, 2, 3]))
+    for files in ((f"/files/{HASH.hex()}",), ()):
+        blobs = [HASH] if files else []
+        turn = fleet.request("session.generate", session=session, max_new=5, blobs=blobs)
+        fleet.finish(turn)
+        assert turn.end is not None
+        assert watch.seen[-1][1].files == files
