@@ -22,6 +22,7 @@ from bus.log import EventLog
 from bus.process_info import this_process
 from bus.state import StateFolder, write_atomically
 from bus.token_files import TOKEN_FILE, FleetTokens, TokenWatch
+from bus.transport import clock
 from bus.transport.dealer import DealerLink
 from bus.transport.loop import Loop
 from bus.transport.router import RouterLinks
@@ -124,7 +125,6 @@ def open_head_link(
     )
     limits = LinkLimits.with_silence(config.node.silence_s)
     pin = HeadPin(folder.path / PIN_FILE)
-    _watch_tokens(loop, tokens)
 
     def heartbeat() -> Any:
         return core.heartbeat(loop.take_max_lag_ms())
@@ -139,6 +139,7 @@ def open_head_link(
             admit=pin.check,
             heartbeat=heartbeat,
         )
+        _watch_tokens(loop, tokens, lambda: None)
         return ListenLink(loop, config.node.listen, acceptor, [seen.note, pin.note])
 
     def make_endpoint() -> Endpoint:
@@ -152,13 +153,15 @@ def open_head_link(
         )
 
     configured = config.node.join
-    return JoinLink(loop, lambda: configured or (head_of(state),), make_endpoint, pin.note)
+    link = JoinLink(loop, lambda: configured or (head_of(state),), make_endpoint, pin.note)
+    _watch_tokens(loop, tokens, link.try_now)
+    return link
 
 
-def _watch_tokens(loop: Loop, tokens: Sequence[FleetToken]) -> None:
+def _watch_tokens(loop: Loop, tokens: Sequence[FleetToken], changed: Callable[[], None]) -> None:
     """Take a new token while running; a link that stands is the head's to end."""
     if isinstance(tokens, FleetTokens):
-        watch = TokenWatch(tokens, EventLog("agent.head_link"))
+        watch = TokenWatch(tokens, EventLog("agent.head_link"), changed)
         loop.add_timer_source(watch.next_timeout, watch.handle_timeout)
 
 
@@ -228,6 +231,11 @@ class JoinLink:
 
     def flush(self, now: float) -> None:
         self._link.flush(now)
+
+    def try_now(self) -> None:
+        """Without a link: try at once, however often it was refused before."""
+        if not self._link.is_up:
+            self._move(self._link.address, clock.now())
 
     def close(self, reason: str) -> None:
         self._loop.remove_timer_source(self._look)

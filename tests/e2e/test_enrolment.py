@@ -13,6 +13,7 @@ import pytest
 
 import superfluid
 from bus.keys import fingerprint, load_or_create_static_key
+from bus.secret_files import replace_private_file
 from tests.harness.link_processes import (
     TOKEN,
     agent_process,
@@ -57,6 +58,10 @@ def ask(state: Path, op: str, **body: Any) -> dict[str, Any]:
 
 def key_of(state: Path) -> str:
     return fingerprint(load_or_create_static_key(state / KEY).public)
+
+
+def copy_token(state: Path, other: Path) -> None:
+    replace_private_file(other / TOKEN, (state / TOKEN).read_text().strip())
 
 
 def stop(process: LoggedProcess) -> None:
@@ -214,9 +219,7 @@ def test_tokens_rotate_without_a_restart_and_a_retired_one_is_cut_off(
             former = json.loads(sfctl(state, "token", "rotate", "-o", "json").stdout)[1]["id"]
             head.wait_for("tokens_changed", previous=former)
             # Both tokens are taken now.
-            (other / TOKEN).unlink()
-            (other / TOKEN).write_text((state / TOKEN).read_text())
-            (other / TOKEN).chmod(0o600)
+            copy_token(state, other)
             new = prompt.wait_for("tokens_changed")["current"]
             stop(behind)
             with agent_process(late, "--join", address, "--identity", "late") as behind:
@@ -235,3 +238,6 @@ def test_tokens_rotate_without_a_restart_and_a_retired_one_is_cut_off(
                 why = head.wait_for("link_refused_token_refused")["why"]
                 assert f"a fleet token of unknown id {former}" in why
                 assert f"{state / TOKEN} (id {new})" in why
+                copy_token(state, late)
+                behind.wait_for("tokens_changed", current=new)
+                behind.wait_for("link_up")
