@@ -5,6 +5,9 @@ VENV ?= .venv
 STATE ?= .superfluid
 # Extra words for pip, such as -c constraints.txt for the versions that CI tests with.
 PIP_FLAGS ?=
+# How long `make fuzz` runs, and its seed; an empty one is drawn.
+SECONDS ?= 60
+SEED ?=
 # Extra words for pytest, such as -k NAME.
 TEST_FLAGS ?=
 
@@ -14,7 +17,7 @@ STAMP := $(VENV)/.installed
 STAMP_DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_FLAGS)
 
-.PHONY: help venv venv-dev demo stop test lint unit wheel-check bench-engine bench-fleet clean
+.PHONY: help venv venv-dev demo stop test lint unit wheel-check bench-engine bench-fleet fuzz clean
 
 help:
 	@echo "make demo          install, get a model, start one head and two nodes, ask it something"
@@ -22,6 +25,7 @@ help:
 	@echo "make test          linters, types, import contracts and all tests"
 	@echo "make venv          only install into $(VENV)"
 	@echo "make wheel-check   build the wheel and try it in an environment of its own"
+	@echo "make fuzz          wrong input of all kinds for SECONDS=60, drawn from SEED="
 	@echo "make bench-engine  tokens/s of the engine    make bench-fleet  the fleet against the engine"
 	@echo "make clean         remove $(VENV), caches and builds (not the models)"
 
@@ -69,6 +73,9 @@ wheel-check: $(STAMP_DEV)
 
 bench-engine: $(STAMP_DEV)
 	$(BIN)/python -m bench.engine
+
+fuzz: $(STAMP_DEV)
+	@$(BIN)/python -m tests.fuzz --seconds '$(SECONDS)' --seed '$(SEED)'
 
 bench-fleet: $(STAMP_DEV)
 	$(BIN)/python -m bench.fleet

@@ -130,13 +130,14 @@ class LeaseRef:
 class ProcessInfo:
     """One run of a program: a random nonce tells it from every other, the rest is for people.
 
-    `started_at_s` is wall-clock time, seconds since 1970.
+    `started_at_s` is wall-clock time, seconds since 1970 to the end of the year 9999, which is what
+    a date can show.
     """
 
     nonce: Annotated[bytes, MaxBytes(16)] = b""
     pid: U32 = 0
     host: Name = ""
-    started_at_s: Annotated[float, Range(0.0, 1e12)] = 0.0
+    started_at_s: Annotated[float, Range(0.0, 253_402_300_799.0)] = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
