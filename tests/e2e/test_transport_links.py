@@ -193,3 +193,57 @@ def test_silence_ends_a_link_whose_connection_stands(stage: Stage) -> None:
     # Nobody turns the node's loop any more; its I/O thread still answers ZMTP's heartbeats.
     stage.until(lambda: bool(head.downs()))
     assert head.downs()[0].code == "silent"
+
+
+def test_keys_change_while_messages_stream_both_ways(stage: Stage) -> None:
+    head = stage.head()
+    head.acceptor.limits = LinkLimits(rekey_frames=100)
+    node = stage.node(head.links.address)
+    stage.until(lambda: node.link.is_up and head.address_of("gpu-1") is not None)
+    address = head.address_of("gpu-1")
+    assert address is not None
+    for number in range(2000):
+        padding = 200_000 if number % 500 == 0 else 0
+        assert head.links.send(address, job(number, padding))
+        assert node.link.send(job(number))
+        if number % 50 == 0:
+            stage.loop.turn(0.0)
+    stage.until(lambda: len(node.messages()) == 2000 and len(head.messages(address)) == 2000)
+    assert [message.command for message in node.messages()] == list(range(2000))
+    assert [message.command for message in head.messages(address)] == list(range(2000))
+    link = head.acceptor.endpoint(address)
+    assert link is not None
+    assert link.link is not None
+    assert link.link.phase >= 5
+    assert head.downs() == []
+    assert node.codes() == []
+
+
+def test_a_gap_has_the_link_made_again_at_once(stage: Stage) -> None:
+    head = stage.head()
+    node = stage.node(head.links.address)
+    for _ in range(3):
+        stage.until(lambda: node.link.is_up and head.address_of("gpu-1") is not None)
+        before = len(head.downs())
+        node.link.send(job(1))
+        assert node.link._endpoint.next_frame() is not None  # lost
+        node.link.send(job(2))
+        lost_at = clock.now()
+        stage.until(lambda: len(head.downs()) > before)  # noqa: B023
+        stage.until(lambda: node.link.is_up)
+        # Without the waits of up to 5 s that other ends bring; sessions wait 0.5 s for it.
+        assert clock.now() - lost_at < 2.0
+    assert [down.code for down in head.downs()] == ["gap"] * 3
+
+
+def test_a_frame_of_a_forgotten_link_has_it_made_again_with_a_stale(stage: Stage) -> None:
+    head = stage.head()
+    node = stage.node(head.links.address)
+    stage.until(lambda: node.link.is_up and head.address_of("gpu-1") is not None)
+    address = head.address_of("gpu-1")
+    assert address is not None
+    # As after a Goodbye that was lost: the head does not know the link any more.
+    del head.acceptor._slots[address]
+    node.link.send(job(1))
+    stage.until(lambda: node.codes() == ["stale"])
+    stage.until(lambda: node.link.is_up and head.address_of("gpu-1") is not None)
