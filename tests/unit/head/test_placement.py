@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.errors import ContextLengthExceeded, Invalid, NoNode
+from bus.errors import ContextLengthExceeded, Invalid, NoNode, UnsupportedOnFleet
 from bus.ids import ModelName, NodeIdentity, NumericsId
 from head.placement import POLICIES, Placement, Rates, completion_ms, place, with_claim
 from head.snapshot import FleetSnapshot, ModelView, NodeView, PlacementRequest
@@ -163,6 +163,26 @@ def test_every_node_that_can_not_serve_says_why() -> None:
         assert isinstance(placed.error, NoNode)
         assert placed.error.details == {"nodes": expected}
         assert "loading is loading m" in placed.error.message
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_nodes_of_an_older_version_are_passed_over_and_named(policy: str) -> None:
+    old = NodeView(identity=A, serving=IDLE, capabilities=("probe",))
+    new = NodeView(identity=B, serving=IDLE, capabilities=("probe", "blobs"))
+    asked = replace(request(), needs=("blobs",))
+    both = place(policy, FleetSnapshot(nodes=(old, new)), asked)
+    assert both.node == B
+    assert both.reasons == ((A, "its version does not know 'blobs'; update it"),)
+    alone = place(policy, FleetSnapshot(nodes=(old, replace(new, up=False))), asked)
+    assert isinstance(alone.error, UnsupportedOnFleet)
+    assert alone.error.details == {"nodes": {A: "its version does not know 'blobs'; update it"}}
+    # One that does not even serve the model is no reason to update anything.
+    other = replace(old, serving=None)
+    assert isinstance(place(policy, FleetSnapshot(nodes=(other,)), asked).error, NoNode)
+    # A new node that is full is waited for.
+    full = replace(new, serving=replace(IDLE, in_flight=5))
+    assert place(policy, FleetSnapshot(nodes=(old, full)), asked).error is None
+    assert place(policy, FleetSnapshot(nodes=(old,)), request()).node == A
 
 
 def test_an_empty_fleet_is_no_node() -> None:

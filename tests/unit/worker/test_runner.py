@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -83,6 +84,17 @@ def test_tokens_that_leave_are_report_enough(runner: ModelRunner) -> None:
     assert len(pongs) == 1, "only that work begins"
     assert [output.stats.phase for output in outputs[:2]] == ["prefill", "decode"]
     assert outputs[-1].stats.phase == "idle", "with the finish, nothing is left to do"
+
+
+def test_a_request_with_files_is_refused_by_name_and_others_run(runner: ModelRunner) -> None:
+    with_files = replace(submit(5, 3), generation=GenerationId(2), files=("/files/a",))
+    sent = [message for _, message in MemoryPipe(with_files, submit(5, 3)).serve(runner)]
+    runs = [run for m in sent if isinstance(m, Output) for run in m.runs]
+    (refused,) = [run for run in runs if run.generation == 2]
+    assert refused.finish is not None
+    assert (refused.finish.reason, refused.finish.error_code) == ("refused", "invalid")
+    assert refused.finish.param == "blobs"
+    assert [run.finish.reason for run in runs if run.finish] == ["refused", "length"]
 
 
 def test_an_idle_worker_answers_and_says_nothing_else(runner: ModelRunner) -> None:
