@@ -1,4 +1,7 @@
-"""How many bytes of bulk may be on their way on one link: what it carries in 100 ms.
+"""How many bytes of bulk may be on their way on one link: what keeps it busy, and little more.
+
+That is what it carries in its own delay and 10 ms, so a heartbeat waits some 10 ms at most, and
+never more than in 100 ms.
 
 The link's rate is measured on one chunk after the other, from its sending to the credit for it,
 less the link's own delay (the shortest time from a Begin to its first credit). In that time the
@@ -13,8 +16,9 @@ from dataclasses import dataclass
 
 from bus.transfer import CHUNK_BYTES, MAX_IN_FLIGHT_BYTES
 
-#: The time whose bytes may be on their way.
+#: The time whose bytes may be on their way at most, and what of it may wait in a queue.
 IN_FLIGHT_S = 0.1
+QUEUE_S = 0.01
 #: At least this share of a chunk's time counts as its transmission, however long the delay.
 _LEAST_SHARE = 1 / 32
 #: A link that became faster is found out in steps.
@@ -55,7 +59,8 @@ class BulkWindow:
             return
         self._probe = None
         self._measure(probe, now - probe.sent_at)
-        fits = min(self._rate * IN_FLIGHT_S, 2 * self.size_bytes, MAX_IN_FLIGHT_BYTES)
+        window_s = min(self._delay_s + QUEUE_S, IN_FLIGHT_S)
+        fits = min(self._rate * window_s, 2 * self.size_bytes, MAX_IN_FLIGHT_BYTES)
         self.size_bytes = max(CHUNK_BYTES, int(fits))
 
     def gone(self, transfer: int, size: int) -> None:

@@ -250,16 +250,18 @@ def test_a_silent_receiver_ends_the_transfer() -> None:
 @pytest.mark.parametrize(
     ("rate", "delay_s", "least", "most"),
     [
-        # 100 ms of 300 kB/s are 30 kB, so one chunk; of 10 MB/s 1 MB; of 1 GB/s over the limit.
+        # A round trip and 10 ms, at most 100 ms: of 300 kB/s less than a chunk, which may go all
+        # the same; of 10 MB/s 12 ms are 120 kB, and 100 ms 1 MB; of 1 GB/s it is over the limit.
         (300e3, 0.001, CHUNK_BYTES, CHUNK_BYTES),
         (300e3, 0.150, CHUNK_BYTES, CHUNK_BYTES),
-        (10e6, 0.001, 800_000, 1_300_000),
+        (10e6, 0.001, CHUNK_BYTES, CHUNK_BYTES),
+        (100e6, 0.001, 900_000, 1_500_000),
         (10e6, 0.080, 800_000, 1_300_000),
         (1e9, 0.001, MAX_IN_FLIGHT_BYTES, MAX_IN_FLIGHT_BYTES),
         (1e9, 0.150, 1_000_000, MAX_IN_FLIGHT_BYTES),
     ],
 )
-def test_in_flight_is_what_the_link_carries_in_100_ms(
+def test_in_flight_is_what_keeps_the_link_busy(
     rate: float, delay_s: float, least: int, most: int
 ) -> None:
     rig = BlobRig(rate=rate, delay_s=delay_s)
