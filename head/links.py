@@ -27,6 +27,7 @@ from bus.link import (
     MessageReceived,
     PeerInfo,
     PeerRefused,
+    Refusal,
 )
 from bus.log import EventLog
 from bus.messages.link import Heartbeat, NodeConfirm
@@ -160,7 +161,7 @@ class FleetLinks:
             entropy=os.urandom,
             limits=self._limits,
             last_seen=self._newest.get,
-            admit=self._admit,
+            admit=partial(self._admit_new, dialed=False),
             heartbeat=self._heartbeat,
             suspicion=self._suspicion,
         )
@@ -171,7 +172,7 @@ class FleetLinks:
             initiator=True,
             entropy=os.urandom,
             limits=self._limits,
-            admit=lambda peer: self._admit(replace(peer, host=host)),
+            admit=lambda peer: self._admit_new(replace(peer, host=host), dialed=True),
             heartbeat=self._heartbeat,
             suspicion=self._suspicion,
         )
@@ -180,6 +181,22 @@ class FleetLinks:
 
     def _admit(self, peer: PeerInfo) -> None:
         self._enrolment.check(peer, time.time(), own=self._is_own)
+
+    def _admit_new(self, peer: PeerInfo, *, dialed: bool) -> None:
+        """The same for a new link, which may be the second of its node over another socket."""
+        others = [(dealer.peer, dealer.label) for dealer in self._dealers if dealer.is_up]
+        if dialed and self._router is not None:
+            links = self._router.acceptor.links()
+            others += [(link.peer, "by which it joined") for _, link in links]
+        for other, where in others:
+            if other is not None and (other.public == peer.public or other.name == peer.name):
+                raise HandshakeRefused(
+                    Refusal.IDENTITY_IN_USE,
+                    f"identity in use: node {other.name} has a link already, {where}; name a node "
+                    "once in [fleet] nodes, and not at all when it joins; or give this one another "
+                    "identity",
+                )
+        self._admit(peer)
 
     def _is_own(self, public: bytes) -> bool:
         """Whether a key is that of an agent in the head's own state folder."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -68,6 +69,18 @@ def test_it_waits_to_be_called_by_a_head(state: Path) -> None:
                 head.signal(signal.SIGTERM)
                 assert head.wait() == 0
             agent.wait_for("link_down")
+
+
+def test_a_node_that_is_named_twice_is_linked_once_and_the_head_says_so(state: Path) -> None:
+    sockets = [f"ipc://{state}/run/node.sock", f"ipc://{state}/run/../run/node.sock"]
+    with agent_process(state, "--listen", sockets[0]) as agent:
+        agent.wait_for("started")
+        (state / "head.toml").write_text(f"[fleet]\nnodes = {json.dumps(sockets)}\n")
+        with head_process(state) as head:
+            head.wait_for("link_up")
+            why = head.wait_for("link_refused_identity_in_use")["why"]
+            assert "has a link already, the node at ipc://" in why
+            assert "name a node once in [fleet] nodes" in why
 
 
 def test_a_wrong_token_is_named_once_and_tried_again(state: Path, tmp_path: Path) -> None:
