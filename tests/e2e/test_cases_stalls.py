@@ -67,6 +67,39 @@ def slow(cluster: Cluster) -> Iterator[SlowClient]:
     made.close()
 
 
+# --- L7 ---------------------------------------------------------------------------------------
+
+SILENCE_S = 6.0
+
+
+def test_l7_a_head_that_was_suspended_for_longer_than_its_silence_limit(state: Path) -> None:
+    with head_process(state, SUPERFLUID_FLEET_SILENCE_S=str(SILENCE_S)) as head:
+        address = head.wait_for("started")["fleet"]
+        with contextlib.ExitStack() as stack:
+            for number in range(4):
+                agent = stack.enter_context(
+                    agent_process(state, "--name", f"node-{number}", "--join", address)
+                )
+                agent.wait_for("worker_ready")
+                head.wait_for("link_up")
+            client = stack.enter_context(superfluid.connect(f"ipc://{state}/run/api.sock"))
+            call = client.generate("toy", PROMPT, max_new=2000, temperature=0.0, ignore_eos=True)
+            call.next_event(None)
+            head.signal(signal.SIGSTOP)
+            try:
+                # There is nothing to await: a suspended process is one that lets time pass.
+                time.sleep(SILENCE_S + 2.0)
+            finally:
+                head.signal(signal.SIGCONT)
+            assert call.result().usage.completion == 2000
+            again = client.generate("toy", PROMPT, max_new=5).result()
+            assert again.finish == "length"
+        head.signal(signal.SIGTERM)
+        assert head.wait() == 0
+        seen = "\n".join([*head.lines, head.rest()])
+        assert '"code": "silent"' not in seen
+
+
 # --- L12 --------------------------------------------------------------------------------------
 
 READERS = 1100
