@@ -17,7 +17,7 @@ from bus.log import EventLog
 from bus.messages.api import MARK, encode_body, error_body
 from bus.state import StateFolder
 from bus.transport import clock
-from bus.transport.api_server import ApiServer
+from bus.transport.api_server import MAX_BATCH_BYTES, ApiServer
 from bus.transport.loop import Loop
 from bus.transport.pool import ProcessPool
 from bus.version import __version__
@@ -131,7 +131,9 @@ class HeadServer:
     # --- a turn -------------------------------------------------------------------------------
 
     def _read_clients(self) -> None:
+        size_bytes = 0
         for client, frames in self._api.receive():
+            size_bytes += sum(map(len, frames))
             if client in self._given_up:
                 self._tell_given_up(client)
             else:
@@ -139,6 +141,9 @@ class HeadServer:
         for client in self._api.gone():
             self._given_up.discard(client)
             self._core.client_gone(client, clock.now())
+        if size_bytes >= MAX_BATCH_BYTES:
+            # Files go up: streams get their turn in between.
+            self._loop.end_reading()
 
     def _committed(self) -> None:
         durable = self._store.completed()

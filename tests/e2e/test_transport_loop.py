@@ -82,6 +82,25 @@ def test_a_flood_does_not_keep_timers_from_firing(
     assert trace == ["timer"]
 
 
+def test_a_reader_with_much_to_do_lets_the_turn_end(
+    loop: Loop, pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes]]
+) -> None:
+    left, right = pair
+    trace: list[str] = []
+
+    def read() -> None:
+        trace.append(right.recv(zmq.NOBLOCK).decode())
+        loop.end_reading()
+
+    loop.add_reader(right, read)
+    loop.on_turn(lambda now: trace.append("turn"))
+    for name in ("a", "b"):
+        left.send(name.encode())
+    loop.turn()
+    loop.turn()
+    assert trace == ["a", "turn", "b", "turn"]
+
+
 def test_timers_fire_when_due_and_not_before(loop: Loop) -> None:
     trace: list[str] = []
     begin = clock.now()
