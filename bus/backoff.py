@@ -27,10 +27,12 @@ class Backoff:
 
     Args:
         rng: draws them.
+        limit_s: how long the peer lets a connection be silent; no wait is longer than half of it.
     """
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, limit_s: float = 2 * MAX_S) -> None:
         self._rng = rng
+        self._longest_s = min(MAX_S, limit_s / 2)
         self._bound_s = FIRST_S
         self._up_since: float | None = None
         self._at_once = TokenBucket(AT_ONCE_PER_S, AT_ONCE_BURST)
@@ -51,6 +53,6 @@ class Backoff:
         self._up_since = None
         if code in AT_ONCE_CODES and self._at_once.take(now):
             return now
-        wait_s = self._rng.uniform(0.0, self._bound_s)
+        wait_s = self._rng.uniform(0.0, min(self._longest_s, self._bound_s))
         self._bound_s = min(MAX_S, 2 * self._bound_s)
         return now + wait_s

@@ -77,7 +77,7 @@ class DealerLink:
         self._events: list[LinkEvent] = []
         self._busy = False
         self._connected = False
-        self._backoff = Backoff(self._rng)
+        self._backoff = Backoff(self._rng, self._endpoint.limits.handshake_s)
         #: When to say Hello; None: a handshake or a link is under way, or there is no connection.
         self._hello_at: float | None = None
         #: No Hello before this.

@@ -83,18 +83,15 @@ class FaultCluster(Cluster):
     def is_up(self, name: str) -> bool:
         """Whether the head has a link to an agent."""
         states = {node["identity"]: node["state"] for node in self.client.nodes()}
-        return states.get(self.identity(name)) == "up"
+        return states.get(name) == "up"
 
-    def identity(self, name: str) -> str:
-        """An agent's name in the fleet."""
-        return name
-
-    def await_up(self) -> None:
-        """Wait until the head has a link to both agents."""
+    def heal(self, proxy: FaultProxy) -> None:
+        """Wait until what was to happen has, and both agents are linked; then nothing is slow."""
         until = time.monotonic() + LIMIT_S
-        while not all(map(self.is_up, (JOINED, DIALED))):
-            assert time.monotonic() < until, self.client.nodes()
+        while not (proxy.struck and self.is_up(JOINED) and self.is_up(DIALED)):
+            assert time.monotonic() < until, (proxy.struck, self.client.nodes())
             time.sleep(0.02)
+        proxy.now(lambda link: link.slow(0))
 
     def begin(self, prompts: list[list[int]], max_new: int, tokens: int) -> list[Call]:
         """Greedy streams of given prompts, each `tokens` long by now."""

@@ -22,6 +22,7 @@ from typing import Self, TypeVar
 from bus.transport import clock
 from tests.harness.fault_connection import Connection, Fault, Sender, end
 
+RECEIVE_BUFFER_BYTES = 64 * 1024
 #: Milliseconds between two portions of a direction that has a rate.
 RATE_MS = 10
 T = TypeVar("T")
@@ -69,6 +70,10 @@ class FaultProxy:
     def next(self, sender: Sender, message: int, fault: Fault) -> None:
         """Let a fault happen to the next connection, right after that message of a side."""
         self.call(functools.partial(self.expect, sender, message, fault))
+
+    def soon(self, sender: Sender, messages: int, fault: Fault) -> None:
+        """Let a fault happen to the newest connection, when a side has sent so many more."""
+        self.now(lambda link: link.when(sender, link.flows[sender].messages + messages - 1, fault))
 
     def slow(self, bytes_per_s: float) -> None:
         """Pass no more than so much in each direction, from now on; 0 lifts that."""
@@ -174,6 +179,8 @@ class FaultProxy:
         for one in (dialer, target):
             one.setblocking(False)
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # A path that is slow should not hide it in its buffers.
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
         made = Connection(dialer, target)
         made.faults, self._expected = self._expected, []
         made.slow(self._rate)

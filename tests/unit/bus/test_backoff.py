@@ -15,6 +15,7 @@ from bus.backoff import FIRST_S, MAX_S, Backoff
 from bus.endpoint import Endpoint
 from bus.link import LinkDown, LinkUp
 from bus.transport.link_options import RECONNECT_MS
+from tests.harness.endpoint_rig import Rig
 from tests.harness.link_identities import entropy_from, head, key, node
 
 
@@ -27,6 +28,12 @@ def test_waits_are_drawn_below_a_bound_that_doubles() -> None:
         bound = min(MAX_S, FIRST_S * 2**attempt)
         assert 0.0 <= min(drawn) < 0.05 * bound
         assert 0.95 * bound < max(drawn) <= bound
+
+
+def test_no_wait_is_so_long_that_the_peer_would_take_the_connection_for_a_stranger_s() -> None:
+    backoff = Backoff(random.Random(1), limit_s=2.0)
+    waits = [backoff.ended(100.0) - 100.0 for _ in range(100)]
+    assert 0.9 < max(waits) <= 1.0
 
 
 def test_a_steady_link_makes_the_next_wait_a_first_one() -> None:
@@ -148,6 +155,18 @@ class Member:
         self.turn()
         connected = now + self.rng.randint(*RECONNECT_MS) / 1000
         self.world.at(max(connected, self.backoff.ended(now)), self.connect)
+
+
+def test_links_that_came_up_together_do_not_beat_together() -> None:
+    beats = []
+    for number in range(200):
+        rig = Rig(seed=b"%d" % number).connect()
+        assert rig.b.link is not None
+        beats.append((rig.b.link.next_timeout() or 0.0) - rig.now)
+    assert min(beats) >= 2.5
+    assert max(beats) <= 5.0
+    tenths = [sum(2.5 + 0.25 * n <= beat < 2.75 + 0.25 * n for beat in beats) for n in range(10)]
+    assert max(tenths) < 40
 
 
 def test_l8_200_nodes_are_back_in_ten_seconds_and_do_not_call_at_once() -> None:
