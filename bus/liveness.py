@@ -11,16 +11,26 @@ class Liveness:
         heartbeat_s: the longest silence of ours.
         busy_heartbeat_s: the same while a generation is live.
         silence_s: the longest silence of the peer; 0 is no limit.
+        first_share: the first heartbeat comes after this share of the interval, so that links
+            which came up together need not beat together.
+        first_share: the first heartbeat comes after this share of the interval (0.5 to 1), drawn
+            per link, so that links which came up together do not beat together.
     """
 
     def __init__(
-        self, now: float, *, heartbeat_s: float, busy_heartbeat_s: float, silence_s: float
+        self,
+        now: float,
+        *,
+        heartbeat_s: float,
+        busy_heartbeat_s: float,
+        silence_s: float,
+        first_share: float = 1.0,
     ) -> None:
         self._idle_s = heartbeat_s
         self._busy_s = busy_heartbeat_s
         self._silence_s = silence_s
         self._busy = False
-        self._sent_at = now
+        self._sent_at = now - (1.0 - first_share) * self.interval_s
         self._heard_at = now
         self._probe = 0
         self._answered = 0

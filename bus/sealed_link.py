@@ -119,6 +119,7 @@ class SealedLink:
             heartbeat_s=self._limits.heartbeat_s,
             busy_heartbeat_s=self._limits.busy_heartbeat_s,
             silence_s=self._limits.silence_s,
+            first_share=0.5 + int.from_bytes(self._entropy(2), "big") / 2**17,
         )
         self._liveness.set_busy(busy)
         self._suspicion.add(self._liveness)

@@ -69,7 +69,8 @@ def test_heartbeats_go_out_after_silence(busy: bool, silence_s: float, expected:
     rig = Rig(limits=LinkLimits(silence_s=silence_s)).connect()
     rig.b.set_busy(busy)
     rig.advance(60.5)
-    assert beats(rig) == expected
+    # The first one comes after half to all of the interval.
+    assert beats(rig) in (expected, expected + 1)
     assert rig.states() == ("up", "up")
 
 
