@@ -123,3 +123,18 @@ def test_data_that_announces_more_than_it_has_costs_nothing() -> None:
     finally:
         tracemalloc.stop()
     assert peak < MIB
+
+
+@pytest.mark.parametrize("empty", [b"\x90", b"\x80"], ids=["lists", "maps"])
+def test_a_message_of_empty_lists_costs_no_multiple_of_its_length(empty: bytes) -> None:
+    count = (8 * MIB) - 100
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecodeError, match="more than 262144 lists and maps"):
+            unpack(b"\xdd" + count.to_bytes(4, "big") + empty * count, max_bytes=8 * MIB)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 32 * MIB
+    whole = msgpack.packb([[]] * 65_536 + [bytes(70_000)])
+    assert len(unpack(whole, max_bytes=MIB)) == 65_537
