@@ -211,10 +211,14 @@ class Acceptor:
         self._sending[address] = None
 
     def _settle_all(self) -> None:
+        self._settle_changed()
         for address in self._contests.copy():
             self._judge(address)
-        while self._changed:
-            self._settle(next(iter(self._changed)))
+        self._settle_changed()
+
+    def _settle_changed(self, but: bytes | None = None) -> None:
+        while address := next((found for found in self._changed if found != but), None):
+            self._settle(address)
 
     def _settle(self, address: bytes) -> None:
         """Collect an address's events; a handshake that came up takes its place."""
@@ -264,6 +268,8 @@ class Acceptor:
 
     def _on_confirmed(self, address: bytes, newcomer: Endpoint, peer: PeerInfo) -> None:
         """A peer confirmed: it comes up, waits, or is refused."""
+        # The end of an older link is told first.
+        self._settle_changed(but=address)
         others = [(where, link) for where, link in self.links() if where != address]
         rivals = [
             (where, link) for where, link in others if link.peer and link.peer.public == peer.public
@@ -374,8 +380,7 @@ class Acceptor:
 
     def next_timeout(self) -> float | None:
         """When to call `handle_timeout`, or None; at once when there are events to be taken."""
-        while self._changed:
-            self._settle(next(iter(self._changed)))
+        self._settle_changed()
         return self._now if self._events else self._wakeups.next()
 
     def handle_timeout(self, now: float) -> None:

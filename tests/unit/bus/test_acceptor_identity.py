@@ -127,6 +127,25 @@ def test_l11_a_reset_while_the_newcomer_waits_ends_the_wait() -> None:
     assert new.state == "up"
 
 
+@pytest.mark.parametrize("silent", [True, False])
+def test_l11_the_end_of_the_old_link_is_told_before_the_new_one(silent: bool) -> None:
+    """Found by the simulator: the head took the end of the old link for that of the new one."""
+    fleet = Fleet()
+    fleet.join(b"old", run(1))
+    unplug(fleet, b"old")
+    old = fleet.acceptor.endpoint(b"old")
+    assert old is not None
+    fleet.now += 29.5
+    if not silent:
+        old.disconnected("reset", fleet.now)  # The acceptor has not looked at it since.
+    fleet.join(b"new", run(2, boot=4))
+    pass_time(fleet, 0.5)
+    assert fleet.up() == [b"new"]
+    kinds = [(a, type(e)) for a, e in fleet.events]
+    assert kinds == [(b"old", LinkUp), (b"old", LinkDown), (b"new", LinkUp)]
+    assert fleet.codes(LinkDown) == [(b"old", "silent" if silent else "disconnected")]
+
+
 def test_the_same_process_on_a_new_connection_is_not_kept_waiting() -> None:
     fleet = Fleet()
     identity = run(1)
