@@ -63,6 +63,17 @@ class QueueSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SessionsSection:
+    """How long sessions wait for nodes, and nodes for the head."""
+
+    lease_s: Annotated[float, Range(1.0, 86400.0)] = 20.0
+    reattach_s: Seconds = 0.5
+    adopt_s: Seconds = 5.0
+    failover_wait_s: Seconds = 30.0
+    idle_s: Seconds = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSection:
     retain_s: Seconds = 3600.0
 
@@ -89,18 +100,25 @@ class HeadConfig:
     api: ApiSection = ApiSection()
     placement: PlacementSection = PlacementSection()
     queue: QueueSection = QueueSection()
+    sessions: SessionsSection = SessionsSection()
     store: StoreSection = StoreSection()
     text: TextSection = TextSection()
     blobs: BlobsSection = BlobsSection()
     log: LogConfig = LogConfig()
 
     def core_policy(self) -> CorePolicy:
+        sessions = self.sessions
         return CorePolicy(
             runs=RunPolicy(
                 waiting=WaitingPolicy(
                     placement=self.placement.policy, queue_limit=self.queue.limit
                 ),
+                lease_s=sessions.lease_s,
                 grace_s=self.fleet.silence_s or 30.0,
+                reattach_s=sessions.reattach_s,
+                adopt_s=sessions.adopt_s,
+                failover_wait_s=sessions.failover_wait_s,
+                idle_s=sessions.idle_s,
             ),
             retain_s=self.store.retain_s,
             enrolment=self.fleet.way,
