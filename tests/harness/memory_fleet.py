@@ -95,6 +95,8 @@ class MemoryFleet:
         #: Tokens that a worker makes in one step, and the mark that it puts on them.
         self.burst = 1
         self.mark: Callable[[GenerationId], int] = lambda _: 0
+        #: The share of commands that nodes are given twice.
+        self.repeat = 0.0
         #: Rate and offset of the head's clock.
         self.head_clock = (1.0, 0.0)
         self.streams: dict[bytes, Stream] = {}

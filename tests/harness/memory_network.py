@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 NOTICE_S = 0.001
 LATE_S = 0.3
 REPLAY_S = 3.0
+#: A connection that lost a frame ends in this time at the latest.
+BROKEN_S = 3.0
 #: Frames that wait in a blocked cable; a socket takes no more than that either.
 MAX_HELD = 4096
 
@@ -144,6 +147,8 @@ class Network:
         for part in parts:
             if self.drop and self._rng.random() < self.drop:
                 self.harm["dropped"] += 1
+                # TCP would not go on after a loss. Before it ends, later frames show the gap.
+                self._fleet.after(self._rng.uniform(0.0, BROKEN_S), partial(connection.close, None))
             elif way in self.blocked:
                 held = connection.held[direction]
                 if len(held) < MAX_HELD:

@@ -15,7 +15,7 @@ from bus.crypto import KeyPair
 from bus.endpoint import Endpoint
 from bus.ids import NodeIdentity, WorkerIncarnation
 from bus.link import LinkDown, LinkIdentity, LinkUp, MessageReceived
-from bus.messages.link import HeadConfirm, Heartbeat
+from bus.messages.link import SESSION_COMMANDS, HeadConfirm, Heartbeat
 from tests.harness.blob_rig import BlobsInMemory
 from tests.harness.memory_ends import Dialer, Listener
 from tests.harness.memory_parts import MODEL, WINDOW, MadeUpWorker, expected_tokens
@@ -27,6 +27,10 @@ WITHOUT_FILES = tuple(name for name in CAPABILITIES if name != BLOBS)
 
 if TYPE_CHECKING:
     from tests.harness.memory_fleet import MemoryFleet
+
+
+#: A repeated command comes again within this.
+REPEAT_S = 1.0
 
 
 class NodeHost(Process):
@@ -57,7 +61,7 @@ class NodeHost(Process):
         #: The address of the link that is up, when it listens.
         self._head: bytes | None = None
         self._seen_heads: dict[bytes, tuple[int, int]] = {}
-        self._link_ids: dict[bytes, int] = {}
+        self._link_id = 0
 
     @property
     def alive(self) -> bool:
@@ -240,7 +244,7 @@ class NodeHost(Process):
         watch, now = self.fleet.watch, self.now()
         match event:
             case LinkUp(peer=peer, confirm=confirm) if isinstance(confirm, HeadConfirm):
-                self._head = address
+                self._head, self._link_id = address, link_id
                 if self.listens:
                     self._seen_heads[peer.public] = (peer.incarnation, peer.hello_counter)
                 watch.link_up("node", self.name, link_id)
@@ -254,6 +258,21 @@ class NodeHost(Process):
                 if address == self._head:
                     watch.accepted("node", self.name, link_id, message)
                     core.link_message(message, now)
+                    self._repeat(core, address, link_id, message)
+
+    def _repeat(self, core: AgentCore, address: bytes, link_id: int, message: object) -> None:
+        """A head may give a command again; the node must take that for nothing new."""
+        rng = self.fleet.rng
+        if not self.fleet.repeat or not isinstance(message, SESSION_COMMANDS):
+            return
+        if rng.random() >= self.fleet.repeat:
+            return
+
+        def again() -> None:
+            if self.core is core and (address, link_id) == (self._head, self._link_id):
+                core.link_message(message, self.now())
+
+        self.fleet.after(rng.random() * REPEAT_S, lambda: self.post(again))
 
     def _act(self, core: AgentCore, end: Dialer | Listener) -> None:
         while actions := core.actions():

@@ -92,6 +92,8 @@ class Caller:
     def head_died(self) -> None:
         if self._asked and not self.closed:
             self._client = b""
+            if self.plan.unread_since is None:
+                self.plan.unread_since = self._world.fleet.now
             self._world.fleet.after(self._rng.uniform(*RETRY_S), self.come_back)
 
     def drop(self) -> None:
@@ -115,16 +117,17 @@ class Caller:
             self._world.fleet.after(self._rng.uniform(*RETRY_S), self.come_back)
             return
         plan = self.plan
+        self._world.say(f"{plan.name} comes back at {len(self.got)}")
+        if plan.key is None and not self.session:
+            self.end = {"kind": "lost"}
+            return
         if plan.unread_since is not None:
             plan.unread_s += self._world.fleet.now - plan.unread_since
             plan.unread_since = None
-        self._world.say(f"{plan.name} comes back at {len(self.got)}")
         if plan.key is not None and self._rng.random() < 0.5:
             self._ask()
-        elif plan.key is not None or self.session:
-            self._attach()
         else:
-            self.end = {"kind": "lost"}
+            self._attach()
 
     def cancel(self) -> None:
         """Stop the call, and be at once ready for the next."""

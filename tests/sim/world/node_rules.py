@@ -34,13 +34,17 @@ class NodeRules:
         self.reconciled: dict[str, list[ReconcileAck]] = {}
         #: Links are being cut when everything is over: nothing may be left to reconcile.
         self.must_agree = False
+        #: Links on which a node has the whole list of the head.
+        self._listed: set[int] = set()
 
     # --- what nodes and head are told -----------------------------------------------------------
 
-    def node_took(self, node: NodeHost, message: object, now: float) -> None:
+    def node_took(self, node: NodeHost, link_id: int, message: object, now: float) -> None:
         record, name = self._record, node.name
         match message:
             case SessionAssign():
+                if link_id not in self._listed:
+                    return  # Before the head has said what it means: to be refused.
                 place = record.assigned.setdefault((message.session, message.epoch), name)
                 if place != name:
                     raise Violation(f"epoch {message.epoch:x} is on {place} and on {name}")
@@ -61,6 +65,8 @@ class NodeRules:
                 for mark in message.watermarks:
                     self._acknowledged(mark.generation, mark.committed)
             case Reconcile():
+                if not message.more:
+                    self._listed.add(link_id)
                 for view in message.sessions:
                     for known in view.generations:
                         self._acknowledged(known.generation, known.committed)
@@ -75,6 +81,7 @@ class NodeRules:
                 run = self._record.runs.get(message.generation)
                 if run is not None:
                     run.given_up = True
+                    run.declined = isinstance(message, Declined)
             case Refused():
                 generation = self._record.epochs.get(message.epoch)
                 if generation is not None:
@@ -94,6 +101,7 @@ class NodeRules:
         run = self._record.runs.get(submit.generation)
         if run is None:
             raise Violation(f"{node.name} runs generation {submit.generation:x}: never placed")
+        run.submitted = True
         row, plan = run.row, run.answer.plan
         if row.node != node.name:
             raise Violation(f"generation {row.generation:x} of {row.node} runs on {node.name}")
@@ -125,7 +133,14 @@ class NodeRules:
         if until is None or now > until + self._late_s:
             raise Violation(f"{node.name} computes {now - (until or 0):.1f} s after its lease")
 
-    def worker_died(self, running: list[GenerationId]) -> None:
+    def worker_died(self, name: str, running: list[GenerationId]) -> None:
+        for answer in self._record.answers.values():
+            run = answer.latest
+            if run is None or run.submitted or answer.finish is not None or run.row.node != name:
+                continue
+            # Its node has the session and not the generation: the head can not tell why.
+            if (run.row.session, run.row.epoch) in self._record.assigned and not run.declined:
+                answer.deaths += 1
         for generation in running:
             run = self._record.runs.get(generation)
             if run is None:

@@ -82,7 +82,7 @@ class Oracle(Observer):
         if role == "head":
             self.nodes.head_took(self._node_of[link_id], message)
         else:
-            self.nodes.node_took(self._world.node(name), message, self._now)
+            self.nodes.node_took(self._world.node(name), link_id, message, self._now)
 
     # --- the head -----------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class Oracle(Observer):
     def worker_died(self, node: NodeHost, running: list[GenerationId]) -> None:
         facts = self.record.node(node.name)
         facts.worker_is_ready, facts.worker_died_s = False, self._now
-        self.nodes.worker_died(running)
+        self.nodes.worker_died(node.name, running)
         self.look_at_service()
 
     def submitted(self, node: NodeHost, submit: Submit) -> None:

@@ -32,6 +32,9 @@ class Profile:
     adopt_s: tuple[float, ...] = (1.0, 3.0)
     failover_wait_s: tuple[float, ...] = (15.0, 40.0)
     drift: float = 0.04
+    rekey_s: tuple[float, ...] = (3600.0, 3600.0, 4.0)
+    #: Share of commands that nodes are given twice.
+    repeat: tuple[float, ...] = (0.0, 0.1)
     #: Shares of calls: with a key, cancelled, with a wall budget, dropped by their client.
     keyed: float = 0.5
     cancelled: float = 0.2

@@ -52,6 +52,9 @@ class Run:
     finished: bool = False
     #: The head has heard from its node that it can not go on.
     given_up: bool = False
+    #: A worker was given it; or its node has said that none was.
+    submitted: bool = False
+    declined: bool = False
 
     @property
     def watermark(self) -> int:
@@ -69,7 +72,7 @@ class Answer:
     runs: list[Run] = field(default_factory=list)
     finish: PutFinish | None = None
     error: dict[str, object] | None = None
-    #: Workers that died while they ran it.
+    #: Workers that died while they ran it, or were about to.
     deaths: int = 0
     #: Of those, the ones that it killed.
     kills: int = 0

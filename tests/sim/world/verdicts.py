@@ -138,6 +138,8 @@ class Verdicts:
         facts = record.node(run.row.node)
         if run.given_up or max(facts.broken_s, facts.worker_died_s, facts.started_s) >= since:
             return True
+        if (run.row.session, run.row.epoch) not in record.assigned:
+            return True  # The node was never told of it.
         if self._lease_over((facts.name, run.row.session, run.row.epoch), now):
             return True
         if self._was_away(facts.outages, since, self._reattach_s):

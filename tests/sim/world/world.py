@@ -81,7 +81,11 @@ class World:
             nodes=nodes,
             commit_s=rng.choice(profile.commit_s),
             policy=CorePolicy(runs=runs, disconnect_grace_s=GRACE_S),
-            limits=LinkLimits(silence_s=rng.choice(profile.silence_s), reject_retry_s=5.0),
+            limits=LinkLimits(
+                silence_s=rng.choice(profile.silence_s),
+                reject_retry_s=5.0,
+                rekey_s=rng.choice(profile.rekey_s),
+            ),
             listening=rng.randint(0, nodes),
             watch=self.oracle,
         )
@@ -122,6 +126,7 @@ class World:
         network.reorder = rng.choice(profile.reorder)
         network.misdirect = rng.choice(profile.misdirect)
         fleet.step_s, fleet.burst = self.step_s, rng.choice(profile.bursts)
+        fleet.repeat = rng.choice(profile.repeat)
         fleet.respawn_s = rng.choice(RESPAWN_S)
         fleet.mark = self.record.mark
         drift = profile.drift

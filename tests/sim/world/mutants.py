@@ -1,0 +1,329 @@
+"""The seeded bugs: each is what somebody could well write, and none may get past the oracle."""
+
+from __future__ import annotations
+
+from tests.sim.world.mutation import Mutant
+
+LOSSY = ("lossy", "everything")
+CRASHES = ("crashy", "worker-killer", "everything")
+CUTS = ("partitions", "lossy", "everything")
+MOVES = ("crashy", "worker-killer", "partitions")
+
+LINKS = (
+    Mutant(
+        name="no_gap_check",
+        target="bus.frames:FrameOpener.open",
+        find="if frame.counter > expected:",
+        replace="if False:",
+        profiles=LOSSY,
+    ),
+    Mutant(
+        name="no_dedup_of_frames",
+        target="bus.frames:FrameOpener.open",
+        find="if frame.counter < expected:",
+        replace="if False:",
+        profiles=LOSSY,
+    ),
+    Mutant(
+        name="one_counter_for_all_channels",
+        target="bus.frames:FrameOpener.open",
+        find="expected = self._expected[frame.channel]",
+        replace="expected = frame.counter if frame.channel else self._expected[0]",
+        profiles=LOSSY,
+    ),
+    Mutant(
+        name="priority_reorders_commands",
+        target="bus.endpoint:Endpoint.send",
+        find="LINK.priority(message), data",
+        replace='LINK.priority(message) - (type(message).__name__ == "GenerateReq"), data',
+        profiles=("calm",),
+    ),
+)
+
+COMMITS = (
+    Mutant(
+        name="acknowledged_before_commit",
+        target="head.gate:OutputGate._release",
+        find="self._waiting[0].after <= self._durable",
+        replace=(
+            "(self._waiting[0].after <= self._durable or "
+            'type(getattr(self._waiting[0].output, "message", 0)).__name__ == "WatermarkAck")'
+        ),
+        profiles=("slow-disk", "crashy"),
+    ),
+    Mutant(
+        name="delivered_before_commit",
+        target="head.gate:OutputGate._release",
+        find="self._waiting[0].after <= self._durable",
+        replace=(
+            "(self._waiting[0].after <= self._durable or "
+            'type(self._waiting[0].output).__name__ == "Reply")'
+        ),
+        profiles=("slow-disk", "crashy"),
+    ),
+    Mutant(
+        name="tagged_one_commit_early",
+        target="head.outbox:Outbox.drain",
+        find="after=self._lsn",
+        replace="after=max(self._lsn - 1, 0)",
+        profiles=("slow-disk", "crashy"),
+    ),
+    Mutant(
+        name="boot_number_forgotten_on_restart",
+        target="head.core:HeadCore.__init__",
+        find="Numbers(stored.boot)",
+        replace="Numbers(1)",
+        profiles=("crashy", "slow-disk"),
+    ),
+    Mutant(
+        name="generation_id_reused",
+        target="head.generations:Generations.start",
+        find="GenerationId(self._numbers.generations.next())",
+        replace="GenerationId((self._numbers.boot << 32) + 1 + len(self.running))",
+        profiles=("calm",),
+    ),
+    Mutant(
+        name="epoch_reused",
+        target="head.generations:Generations._place",
+        find="Epoch(self._numbers.epochs.next())",
+        replace="Epoch((self._numbers.boot << 32) + 1 + len(self.running))",
+        profiles=("calm",),
+    ),
+)
+
+EPOCHS = (
+    Mutant(
+        name="no_head_epoch_check",
+        target="head.runs:Runs._token_run",
+        find="session = self._generations.running.get(run.generation)",
+        replace=(
+            "session = self.sessions.get(run.session)\n"
+            "    if session is not None and session.placed is not None "
+            "and session.placed.protocol.is_generating:\n"
+            "        run = __import__('dataclasses').replace(run, "
+            "epoch=session.placed.protocol.epoch, generation=session.placed.protocol.generation)"
+        ),
+        profiles=("multi-turn",),
+    ),
+    Mutant(
+        name="no_self_fence",
+        target="bus.node_leases:NodeLeases.expired",
+        find="lease.until <= now",
+        replace="lease.until <= now - 3600",
+        profiles=("partitions", "everything"),
+    ),
+    Mutant(
+        name="lease_counts_from_its_grant",
+        target="bus.node_leases:NodeLeases.grant",
+        find="since = min(message.sent_at_s, now)",
+        replace="since = now",
+        profiles=("pauses", "partitions", "everything"),
+    ),
+    Mutant(
+        name="epoch_not_checked_by_node",
+        target="bus.agent_commands:SessionCommands._assign",
+        find="elif message.epoch < held.epoch:",
+        replace="elif False:",
+        profiles=("multi-turn", "everything"),
+    ),
+)
+
+EVENTS = (
+    Mutant(
+        name="no_dedup_of_events",
+        target="bus.head_session:HeadSession.accept",
+        find="self.next_seq - run.first_seq",
+        replace="0",
+        profiles=CUTS,
+    ),
+    Mutant(
+        name="retransmit_off_by_one",
+        target="bus.event_window:EventWindow.retained",
+        find="return self.committed, PackedIds(bytes(self._ids)), finish",
+        replace="return self.committed + 1, PackedIds(bytes(self._ids[4:])), finish",
+        profiles=CUTS,
+    ),
+    Mutant(
+        name="retransmit_one_early",
+        target="bus.event_window:EventWindow.retained",
+        find="return self.committed, PackedIds",
+        replace="return max(self.committed - 1, 0), PackedIds",
+        profiles=CUTS,
+    ),
+    Mutant(
+        name="ack_over_a_gap",
+        target="head.acks:AckDesk._flush",
+        find="committed=watermark",
+        replace="committed=watermark + 1",
+        profiles=("calm", "partitions"),
+    ),
+    Mutant(
+        name="wrong_watermark_after_reconcile",
+        target="bus.agent_reconcile:keep_listed",
+        find="generations.acknowledge(found, known.committed)",
+        replace="generations.acknowledge(found, known.committed + 1)",
+        profiles=CUTS,
+    ),
+    Mutant(
+        name="watermark_of_the_answer_after_restart",
+        target="head.generations:Generations.restore",
+        find="len(answer.tokens) - placed.first_offset",
+        replace="len(answer.tokens)",
+        profiles=CRASHES,
+    ),
+    Mutant(
+        name="unbounded_buffer",
+        target="bus.event_window:EventWindow.wants_pause",
+        find="self._fill() >= PAUSE_AT",
+        replace="self._fill() >= 1000",
+        profiles=("wide-window",),
+    ),
+    Mutant(
+        name="pause_for_ever",
+        target="bus.event_window:EventWindow.wants_resume",
+        find="self._fill() < RESUME_BELOW",
+        replace="self._fill() < 0",
+        profiles=("wide-window",),
+    ),
+    Mutant(
+        name="finished_generations_not_freed",
+        target="bus.agent_generations:NodeGenerations.acknowledge",
+        find="if found.window.is_acknowledged:",
+        replace="if False:",
+        profiles=("calm",),
+    ),
+    Mutant(
+        name="finish_never_acknowledged",
+        target="head.runs:Runs._token_run",
+        find="protocol.next_seq, now, urgent=urgent",
+        replace=("protocol.next_seq - (receipt.finish is not None), now, urgent=urgent"),
+        profiles=("multi-turn", "calm"),
+    ),
+    Mutant(
+        name="cursor_skips_a_token",
+        target="head.answers:Subscription._token_reply",
+        find="self.offset += len(fresh)",
+        replace="self.offset += len(fresh) + (len(fresh) > 3)",
+        profiles=("calm",),
+    ),
+)
+
+SESSIONS = (
+    Mutant(
+        name="command_replay_applied",
+        target="bus.agent_commands:SessionCommands._append",
+        find="if message.command in held.commands:",
+        replace="if False:",
+        profiles=("multi-turn",),
+    ),
+    Mutant(
+        name="replayed_generate_applied",
+        target="bus.agent_commands:SessionCommands._generate",
+        find="if message.command in held.commands:",
+        replace="if False:",
+        profiles=("calm", "multi-turn"),
+    ),
+    Mutant(
+        name="append_on_a_wrong_base",
+        target="bus.agent_records:Held.extend",
+        find="whole = TokenContext()",
+        replace="whole = self.context",
+        profiles=MOVES,
+    ),
+    Mutant(
+        name="moved_without_what_was_delivered",
+        target="head.generations:Generations.start",
+        find="session.context_at(len(answer.tokens))",
+        replace="session.context_at(0)",
+        profiles=MOVES,
+    ),
+    Mutant(
+        name="moved_with_its_whole_budget",
+        target="head.generations:Generations._plan",
+        find="answer.max_new - placed.first_offset",
+        replace="answer.max_new",
+        profiles=MOVES,
+    ),
+    Mutant(
+        name="prompt_of_a_moved_stream_grows",
+        target="head.generations:Generations._plan",
+        find="generated_tokens=placed.first_offset",
+        replace="generated_tokens=0",
+        profiles=MOVES,
+    ),
+    Mutant(
+        name="declined_command_stays_known",
+        target="bus.agent_session:AgentSession._give_up",
+        find="self._held[found.session].commands.pop(found.request.command, None)",
+        replace="pass",
+        profiles=("worker-killer", "crashy", "everything"),
+    ),
+    Mutant(
+        name="unlisted_sessions_kept",
+        target="bus.agent_session:AgentSession._reconcile",
+        find="if not held.is_listed(listed)",
+        replace="if held.session in listed and not held.is_listed(listed)",
+        profiles=CUTS,
+    ),
+    Mutant(
+        name="sessions_dropped_with_the_link",
+        target="bus.agent_session:AgentSession.link_down",
+        find="self._be_silent()",
+        replace="self._be_silent(); [self._commands.drop(h) for h in list(self._held.values())]",
+        profiles=("calm", "partitions"),
+    ),
+    Mutant(
+        name="lost_link_is_not_waited_for",
+        target="head.failover:Failover.link_down",
+        find="now + self._reattach_s",
+        replace="now",
+        profiles=("calm", "partitions"),
+    ),
+    Mutant(
+        name="wait_of_an_earlier_outage",
+        target="head.failover:Failover._give_up_at",
+        find="if self._outages.get(node) == outage:",
+        replace="if True:",
+        profiles=("partitions", "wide-window", "lossy"),
+    ),
+    Mutant(
+        name="head_restart_moves_everything",
+        target="head.runs:Runs.restore",
+        find="now + self._policy.adopt_s",
+        replace="now",
+        profiles=CRASHES,
+    ),
+)
+
+DEATHS = (
+    Mutant(
+        name="worker_death_ends_the_answer",
+        target="head.failover:Failover.lost",
+        find="self.move(session, why, now)",
+        replace=('self.end(session, "error", now, self._kills_workers(session.answer, why))'),
+        profiles=("worker-killer", "crashy"),
+    ),
+    Mutant(
+        name="blamed_for_what_it_never_began",
+        target="head.failover:Failover.declined",
+        find="session.answer.suspicion.excuse(placed.worker)",
+        replace="pass",
+        profiles=("worker-killer", "poison"),
+    ),
+    Mutant(
+        name="killers_are_never_found",
+        target="head.suspects:blame",
+        find="suspicion.guilty = True",
+        replace="pass",
+        profiles=("poison",),
+    ),
+    Mutant(
+        name="cancel_is_not_final",
+        target="head.runs:Runs.cancel",
+        find='self._failover.end(session, "cancelled", now)',
+        replace="pass",
+        profiles=("calm",),
+    ),
+)
+
+MUTANTS = LINKS + COMMITS + EPOCHS + EVENTS + SESSIONS + DEATHS
