@@ -80,6 +80,11 @@ class FaultCluster(Cluster):
             time.sleep(0.02)
         self.proxies[name].set_target(told.link.address)
 
+    @property
+    def api(self) -> str:
+        """Where the head's clients connect."""
+        return f"ipc://{self.state}/run/api.sock"
+
     def is_up(self, name: str) -> bool:
         """Whether the head has a link to an agent."""
         states = {node["identity"]: node["state"] for node in self.client.nodes()}

@@ -125,7 +125,7 @@ class Connection:
             Sender.DIALER: Flow(dialer, target),
             Sender.TARGET: Flow(target, dialer),
         }
-        self.faults: list[tuple[Sender, int, Fault]] = []
+        self.pending: list[Pending] = []
         self.closed = False
         self._on_close: list[Callable[[], None]] = []
 
@@ -187,10 +187,10 @@ class Connection:
             end(flow.source, reset=True)
             flow.ended = True
             self.discard(Sender.TARGET)
-            expect(Sender.DIALER, behind - 1, release)
+            expect(Pending(Sender.DIALER, behind, release))
 
         if held:
-            self.when(Sender.DIALER, flow.messages + held - 1, leave)
+            self.pending.append(Pending(Sender.DIALER, held, leave))
         else:
             leave(self)
 
@@ -203,7 +203,7 @@ class Connection:
         """
         for sender in self.flows:
             again = self.recorded(sender)
-            expect(sender, behind - 1, _inserting(sender, again))
+            expect(Pending(sender, behind, _inserting(sender, again)))
         self.cut(reset=True)
 
     def recorded(self, sender: Sender) -> bytes:
@@ -211,10 +211,6 @@ class Connection:
         flow = self.flows[sender]
         newest = flow.last[max(0, len(flow.first) + len(flow.last) - flow.messages) :]
         return b"".join((*flow.first, *newest))
-
-    def when(self, sender: Sender, message: int, fault: Fault) -> None:
-        """Let `fault` happen right after a side's message of this number, counted from 0."""
-        self.faults.append((sender, message, fault))
 
     # --- carrying -----------------------------------------------------------------------------
 
@@ -234,7 +230,7 @@ class Connection:
                 flow.note(piece)
             self._pass_on(flow, piece, harmed=is_message)
             if is_message:
-                self._fire(sender, flow.messages - 1)
+                self._fire(sender, len(piece))
 
     def _pass_on(self, flow: Flow, piece: bytes, *, harmed: bool) -> None:
         if harmed and flow.harm is not None:
@@ -242,11 +238,13 @@ class Connection:
         if not flow.swallowed:
             flow.waiting += piece
 
-    def _fire(self, sender: Sender, message: int) -> None:
-        due = [found for found in self.faults if found[:2] == (sender, message)]
-        self.faults = [found for found in self.faults if found not in due]
-        for _, _, fault in due:
-            fault(self)
+    def _fire(self, sender: Sender, size: int) -> None:
+        for each in self.pending:
+            each.left -= each.sender is sender and size >= each.least_bytes
+        due = [each for each in self.pending if not each.left]
+        self.pending = [each for each in self.pending if each.left]
+        for each in due:
+            each.fault(self)
 
     def _source_ended(self, flow: Flow) -> None:
         flow.ended = True
@@ -274,8 +272,20 @@ class Connection:
 
 
 Fault = Callable[[Connection], None]
-#: Lets a fault happen to the next connection, right after that message of a side.
-Expect = Callable[[Sender, int, Fault], None]
+
+
+@dataclass(slots=True)
+class Pending:
+    """A fault that happens right after a side has sent `left` more messages of a size."""
+
+    sender: Sender
+    left: int
+    fault: Fault
+    least_bytes: int = 0
+
+
+#: Lets a fault wait for messages of the next connection.
+Expect = Callable[[Pending], None]
 
 
 def _inserting(sender: Sender, data: bytes) -> Fault:

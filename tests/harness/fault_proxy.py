@@ -1,7 +1,7 @@
 """A TCP path between a head and an agent whose faults are switched while it carries.
 
     proxy.now(lambda link: link.cut(reset=True))        the newest connection, at once
-    proxy.next(Sender.TARGET, 0, fault)                 the next connection, at that message
+    proxy.next(Sender.TARGET, 1, fault)                 the next connection, at that message
 
 The dialer is whoever connects to the proxy (the agent when it joins, the head when it dials), the
 target whoever listens behind it.
@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from bus.transport import clock
-from tests.harness.fault_connection import Connection, Fault, Sender, end
+from tests.harness.fault_connection import Connection, Fault, Pending, Sender, end
 
 RECEIVE_BUFFER_BYTES = 64 * 1024
 #: Milliseconds between two portions of a direction that has a rate.
@@ -45,7 +45,7 @@ class FaultProxy:
         self.address = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
         self._connections: list[Connection] = []
         self._newest: Connection | None = None
-        self._expected: list[tuple[Sender, int, Fault]] = []
+        self._expected: list[Pending] = []
         self._rate = 0.0
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._near, self._far = socket.socketpair()
@@ -67,13 +67,17 @@ class FaultProxy:
 
         self.call(happen)
 
-    def next(self, sender: Sender, message: int, fault: Fault) -> None:
-        """Let a fault happen to the next connection, right after that message of a side."""
-        self.call(functools.partial(self.expect, sender, message, fault))
+    def next(self, sender: Sender, number: int, fault: Fault) -> None:
+        """Let a fault happen to the next connection, after the message of that number (from 1)."""
+        self.call(functools.partial(self.expect, Pending(sender, number, fault)))
 
-    def soon(self, sender: Sender, messages: int, fault: Fault) -> None:
-        """Let a fault happen to the newest connection, when a side has sent so many more."""
-        self.now(lambda link: link.when(sender, link.flows[sender].messages + messages - 1, fault))
+    def soon(self, sender: Sender, messages: int, fault: Fault, *, least_bytes: int = 0) -> None:
+        """Let a fault happen to the newest connection when a side has sent so many more.
+
+        Args:
+            least_bytes: only messages of that size count.
+        """
+        self.now(lambda link: link.pending.append(Pending(sender, messages, fault, least_bytes)))
 
     def slow(self, bytes_per_s: float) -> None:
         """Pass no more than so much in each direction, from now on; 0 lifts that."""
@@ -92,7 +96,7 @@ class FaultProxy:
     @property
     def struck(self) -> bool:
         """Whether every fault has happened that waited for a message."""
-        return self.call(lambda: not self._expected and not (self._newest and self._newest.faults))
+        return self.call(lambda: not self._expected and not (self._newest and self._newest.pending))
 
     def call(self, function: Callable[[], T]) -> T:
         """Run a function in the proxy's thread, between two of its steps; gives its result."""
@@ -101,9 +105,9 @@ class FaultProxy:
         self._near.send(b"!")
         return done.get(timeout=30.0)
 
-    def expect(self, sender: Sender, message: int, fault: Fault) -> None:
+    def expect(self, pending: Pending) -> None:
         """As `next`; for faults, which run in the proxy's thread."""
-        self._expected.append((sender, message, fault))
+        self._expected.append(pending)
 
     # --- the thread ---------------------------------------------------------------------------
 
@@ -182,7 +186,7 @@ class FaultProxy:
             # A path that is slow should not hide it in its buffers.
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
         made = Connection(dialer, target)
-        made.faults, self._expected = self._expected, []
+        made.pending, self._expected = self._expected, []
         made.slow(self._rate)
         self._connections.append(made)
         self._newest = made
