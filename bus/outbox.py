@@ -49,6 +49,10 @@ class Outbox:
         """All bytes that wait for the socket."""
         return self._message_bytes + sum(map(len, self._whole)) + len(self._refused or b"")
 
+    def waiting(self, channel: int) -> int:
+        """Messages of a channel that are not sealed whole yet."""
+        return len(self._channels[channel])
+
     def holds_back(self, channel: int) -> bool:
         """Whether something waits that would go before a new message of this channel."""
         return self._refused is not None or any(self._channels[: channel + 1])

@@ -33,6 +33,8 @@ from bus.self_suspicion import SelfSuspicion
 
 #: One Stale in this time is looked into.
 STALE_EVERY_S = 1.0
+#: Who probes and does not read gets no more answers than this.
+MAX_ANSWERS_WAITING = 64
 _BEFORE_UP = frozenset({FrameKind.CONFIRM, FrameKind.DATA})
 _WHEN_UP = frozenset({FrameKind.DATA, FrameKind.REKEY})
 
@@ -179,7 +181,8 @@ class SealedLink:
         if self._liveness is None and message is not None and not told:
             raise DecodeError(f"a {type(message).__name__} instead of a Confirm")
         if isinstance(message, Probe):
-            self._put(ProbeAnswer(number=message.number))
+            if self._outbox.waiting(0) < MAX_ANSWERS_WAITING:
+                self._put(ProbeAnswer(number=message.number))
         elif isinstance(message, ProbeAnswer):
             if self._liveness is not None:
                 self._liveness.answered(message.number)

@@ -70,6 +70,17 @@ def test_a_recorded_frame_proves_nothing() -> None:
     assert ends(rig.a_events) == ["stale"]
 
 
+def test_answers_to_probes_are_bounded_when_they_are_not_read() -> None:
+    rig = Rig().connect()
+    assert rig.a.link is not None
+    for _ in range(1000):
+        rig.a.link.probe()
+        rig.carry(rig.a, rig.b)
+    assert rig.b.queued_bytes < 1000
+    rig.settle()
+    assert rig.states() == ("up", "up")
+
+
 def test_without_probes_a_stale_ends_the_link_at_once() -> None:
     rig = Rig(node(), head(capabilities=())).connect()
     rig.a.receive(stale(rig), rig.now)
