@@ -277,15 +277,34 @@ class Client(Closing):
                 pass  # each open request has it as its error
 
     def close(self) -> None:
-        """Close the connection. Open requests end as their `on_disconnect` says."""
+        """Say goodbye and close the connection.
+
+        Open requests are cancelled at once, but for those with `on_disconnect` `keep`, which go on
+        at the head.
+        """
         self._closed = True
         if self._socket is not None:
+            if not self._session.idle:
+                self._say_goodbye(self._socket)
             self._socket.close()
             self._socket = None
-            self._session.connection_lost()
             self._session.fail_all(NoHead("this client was closed; connect again"))
+            self._session.connection_lost()
 
     # --- inside -----------------------------------------------------------------------------
+
+    def _say_goodbye(self, socket: ApiSocket) -> None:
+        """Have the head know, if it hears it within a moment; it notices the end later anyway."""
+        until = self.clock() + _SETTLE_S
+        try:
+            request = self._session.start("goodbye", {}, now=self.clock())
+            for frames in self._session.frames_to_send():
+                socket.send(frames, _SETTLE_S)
+            while not self._session.take(request) and (wait_s := until - self.clock()) > 0:
+                if not self._receive(socket, wait_s):
+                    return
+        except SuperfluidError:
+            pass  # a head that stands still, or is of a version without goodbyes
 
     def _receive(self, socket: ApiSocket, wait_s: float) -> bool:
         """Take all that came, waiting for the first; False when the connection has ended."""

@@ -115,6 +115,10 @@ class AnswerOperations:
         self._core.book.pump_one(subscription)
         self._core.outbox.reply(request.end({}))
 
+    def goodbye(self, request: ApiRequest, now: float) -> None:
+        self._core.client_gone(request.client, now, left=True)
+        self._core.outbox.reply(request.end({}))
+
     # --- turns of sessions --------------------------------------------------------------------
 
     def attach_known(self, request: ApiRequest, key: str | None, now: float) -> bool:

@@ -129,6 +129,7 @@ OPERATIONS: dict[str, Operation] = {
     "cancel": lambda api, request, now: api.answers.cancel(request, now),
     "more": lambda api, request, now: api.answers.more(request, now),
     "attach": lambda api, request, now: api.answers.attach(request, now),
+    "goodbye": lambda api, request, now: api.answers.goodbye(request, now),
     "session.create": lambda api, request, now: api.sessions.create(request, now),
     "session.append": lambda api, request, now: api.sessions.append(request, now),
     "session.generate": lambda api, request, now: api.sessions.generate(request, now),

@@ -152,12 +152,20 @@ class HeadCore:
         except SuperfluidError as error:
             self.fail_request(client, request, error)
 
-    def client_gone(self, client: ClientKey, now: float) -> None:
-        """A client's connection ended: what it alone read is cancelled after a grace."""
+    def client_gone(self, client: ClientKey, now: float, *, left: bool = False) -> None:
+        """A client's connection ended: what it alone read is cancelled after a grace.
+
+        Args:
+            left: it said goodbye, so that it is not waited for.
+        """
         self.texts.client_gone(client)
         self.uploads.client_gone(client)
         for answer in self.book.client_gone(client):
-            if not answer.keep and not answer.ended:
+            if answer.keep or answer.ended:
+                continue
+            if left:
+                self._cancel_unread(answer, now)
+            else:
                 due = now + self._policy.disconnect_grace_s
                 self._timers.at(due, partial(self._cancel_unread, answer))
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import codecs
 import math
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -52,53 +48,6 @@ def busy(client: Client) -> tuple[int, int, int, int]:
 
 def check_idle(cluster: Cluster) -> None:
     wait_for(lambda: busy(cluster.client) == (0, 0, 0, 0), "all counters are back at 0")
-
-
-# --- G2 ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stage", ["queue", "prefill", "decode"])
-def test_g2_cancelled_at_any_stage_and_the_counters_return(stage: str, toy: Cluster) -> None:
-    client = toy.client
-    count = 14 if stage == "queue" else 1
-    prompt = list(b"x" * (4000 if stage == "prefill" else 20))
-    calls = [
-        client.generate(toy.model, prompt, max_new=4000, ignore_eos=True) for _ in range(count)
-    ]
-    last = calls[-1]
-    awaited = {"queue": "queued", "prefill": "placed", "decode": "token"}[stage]
-    while (event := last.next_event(None)) is not None and event.type != awaited:
-        pass
-    for call in reversed(calls):
-        call.cancel()
-    answers = [call.result() for call in calls]
-    assert {answer.finish for answer in answers} == {"cancelled"}
-    assert bool(answers[-1].tokens) == (stage == "decode")
-    check_idle(toy)
-
-
-def test_g2_vanished_in_decode_and_in_the_queue_and_the_counters_return(toy: Cluster) -> None:
-    # In a process of its own that is killed: nothing is said, the connections just end.
-    script = f"""
-import os, signal, superfluid
-client = superfluid.connect("ipc://{toy.state}/run/api.sock")
-calls = [client.generate({toy.model!r}, {PROMPT}, max_new=4000, ignore_eos=True, credit=4096,
-                         key=f"gone-{{n}}", on_disconnect="cancel") for n in range(14)]
-while calls[-1].next_event(None).type != "queued":
-    pass
-while not calls[0].tokens:
-    calls[0].next_event(None)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", script], cwd=root, timeout=60, check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert busy(toy.client)[1] > 0
-    check_idle(toy)
-    answers = [toy.client.attach(key=f"gone-{n}").result() for n in range(14)]
-    assert {answer.finish for answer in answers} == {"cancelled"}
-    assert answers[0].tokens
-    assert not answers[-1].tokens
 
 
 # --- G4 ---------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -208,6 +209,30 @@ def test_leaving_a_stream_early_cancels(address: str) -> None:
         with client.generate("m", "p").stream() as stream:
             next(stream)
         assert cancelled.wait(10)
+
+
+def test_closing_says_goodbye_when_something_is_open(address: str) -> None:
+    def script(body: Body) -> list[Body]:
+        return [{"kind": "end"}] if body["op"] == "goodbye" else []
+
+    with ScriptedHead(address, script) as head:
+        with Client(address) as client:
+            call = client.generate("m", "p")
+        assert head.ops() == ["generate", "goodbye"]
+        with pytest.raises(NoHead, match="closed"):
+            call.result()
+        with Client(address) as client:
+            assert client.ping() < 5.0
+        assert head.ops() == ["generate", "goodbye"]
+
+
+def test_closing_does_not_wait_for_a_head_that_says_nothing(address: str) -> None:
+    with ScriptedHead(address, lambda body: []):
+        client = Client(address)
+        client.generate("m", "p")
+        started = time.monotonic()
+        client.close()
+        assert time.monotonic() - started < 5.0
 
 
 def test_an_answer_goes_on_when_the_head_comes_back(address: str) -> None:

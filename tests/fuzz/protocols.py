@@ -152,7 +152,7 @@ def _request(rng: random.Random, number: int, body: dict[str, Any]) -> bytes:
 
 _OPERATIONS = (
     *("generate", "attach", "cancel", "more", "tokenize", "detokenize", "status", "nodes"),
-    *("models", "hello", "ping", "bye", "put_blob", "has_blob", "session.create"),
+    *("models", "hello", "ping", "goodbye", "put_blob", "has_blob", "session.create"),
     *("session.append", "session.generate", "session.finish", "session.cancel"),
 )
 _KEYS: dict[str, Any] = {
