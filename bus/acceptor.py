@@ -9,10 +9,12 @@ one did not answer a probe.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
 from functools import partial
 
-from bus.address_slot import AddressSlot, Contest
+from bus.address import network_of
+from bus.address_slot import AddressSlot, Contest, next_to_cut
 from bus.admission import AdmissionControl, describe, same_process, shared_folder_text
 from bus.crypto import Entropy
 from bus.endpoint import Endpoint
@@ -36,8 +38,8 @@ from bus.messages.link import Heartbeat
 from bus.self_suspicion import SelfSuspicion
 from bus.wakeups import Wakeups
 
-#: Handshakes that wait for a Confirm, all of peers with the fleet token; above it the oldest is
-#: cut. A fleet of 200 that comes back in one moment has room; 256 of them take some 3 MB.
+#: Handshakes that wait for a Confirm, all of peers with the fleet token; above it the oldest of the
+#: source with most is cut. A fleet of 200 that comes back in one moment has room.
 MAX_HALF_OPEN = 256
 #: A ROUTER can not wait for one peer; a frame that it refused is tried again after this.
 REFUSED_RETRY_S = 0.005
@@ -131,8 +133,8 @@ class Acceptor:
             address: the ROUTER's return address.
             data: the frame.
             now: seconds.
-            peer_key: what failed Hellos are counted by (a network address); the return address
-                when there is nothing better.
+            peer_key: the network address that it came from, which handshakes are counted by; the
+                return address is when there is nothing better.
         """
         self._now = now
         try:
@@ -154,24 +156,26 @@ class Acceptor:
             self.ignored_frames += 1
 
     def _on_hello(self, address: bytes, frame: Frame, now: float, peer_key: bytes | None) -> None:
-        counted_by = peer_key or address
-        if not self._control.may_try(counted_by, now):
+        host = (peer_key or b"").decode(errors="replace")
+        source = network_of(host) if host else address
+        if not self._control.may_try(source, now):
             self.ignored_frames += 1
             return
-        host = (peer_key or b"").decode(errors="replace")
-        step = take_hello(
-            self.identity, frame, self._entropy, lambda peer: self._control.check(peer, host, now)
-        )
+
+        def check(peer: PeerInfo) -> None:
+            self._control.check(replace(peer, host=host), source, now)
+
+        step = take_hello(self.identity, frame, self._entropy, check)
         if step.made is not None:
-            self._open_half(address, step)
+            self._open_half(address, source, step)
             return
-        self._control.failed(counted_by, now)
+        self._control.failed(source, now)
         if step.refused is not None:
             self._events.append((address, step.refused))
         if step.reply is not None:
             self._answer(address, step.reply)
 
-    def _open_half(self, address: bytes, step: HandshakeStep) -> None:
+    def _open_half(self, address: bytes, source: Hashable, step: HandshakeStep) -> None:
         endpoint = Endpoint(
             self.identity,
             initiator=False,
@@ -183,22 +187,17 @@ class Acceptor:
             on_change=partial(self._touch, address),
         )
         slot = self._slots.pop(address, None) or AddressSlot()
-        slot.half_open = endpoint
+        slot.source, slot.half_open = source, endpoint
         self._slots[address] = slot
         endpoint.take_step(step, self._now)
         if self.half_open <= MAX_HALF_OPEN:
             return
-        oldest = next(found for found, slot in self._slots.items() if slot.half_open)
+        oldest = next_to_cut(self._slots)
         cut, self._slots[oldest].half_open = self._slots[oldest].half_open, None
         reason = f"more than {MAX_HALF_OPEN} handshakes at once; the oldest was cut"
-        peer = cut.peer if cut else None
-        self._refused(oldest, Refusal.TOO_MANY_HANDSHAKES, reason, peer)
+        code = Refusal.TOO_MANY_HANDSHAKES.text
+        self._events.append((oldest, PeerRefused(code, reason, peer=cut.peer if cut else None)))
         self._forget_if_empty(oldest)
-
-    def _refused(
-        self, address: bytes, refusal: Refusal, reason: str, peer: PeerInfo | None
-    ) -> None:
-        self._events.append((address, PeerRefused(refusal.text, reason, peer=peer)))
 
     def _answer(self, address: bytes, frame: bytes) -> None:
         if len(self._answers) < MAX_ANSWERS:

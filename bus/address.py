@@ -49,6 +49,22 @@ def is_local(address: str) -> bool:
         return False
 
 
+def network_of(host: str) -> str:
+    """What callers are counted by: an IPv4 address, or the /64 that an IPv6 one lies in.
+
+    Whoever has one address of a /64 has all of them. Anything else is taken as it is.
+    """
+    try:
+        found = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(found, ipaddress.IPv4Address):
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.IPv6Network((found, 64), strict=False))
+
+
 def _hint(address: str, port: int) -> str:
     if port:
         return f" with a port up to {MAX_PORT}"

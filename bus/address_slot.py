@@ -1,7 +1,9 @@
-"""What one return address of a ROUTER holds, and the wait of a newcomer for an older link."""
+"""What one return address of a ROUTER holds, and whose handshakes wait for what."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from bus.endpoint import Endpoint
@@ -11,6 +13,8 @@ from bus.endpoint import Endpoint
 class AddressSlot:
     """The link of an address that is up, and a newer handshake of the same peer."""
 
+    #: What its handshakes are counted by.
+    source: Hashable = b""
     link: Endpoint | None = None
     half_open: Endpoint | None = None
     #: When the socket refused its last frame, until when it is left alone.
@@ -25,6 +29,20 @@ class AddressSlot:
         times = [endpoint.next_timeout() for endpoint in self.endpoints()]
         times.append(self.blocked_until or None)
         return min((time for time in times if time is not None), default=None)
+
+
+def next_to_cut(slots: Mapping[bytes, AddressSlot]) -> bytes:
+    """Whose handshake gives way when there are too many: the oldest of the source with most.
+
+    So who opens them without end takes the places of nobody else.
+
+    Args:
+        slots: by address, the oldest handshake first; at least one is under way.
+    """
+    waiting = [(address, slot.source) for address, slot in slots.items() if slot.half_open]
+    counts = Counter(source for _, source in waiting)
+    most = max(counts.values())
+    return next(address for address, source in waiting if counts[source] == most)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import datetime
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterable
 
 from bus.handshake import Admission
 from bus.hello_guard import HelloGuard, Mark
@@ -23,7 +22,13 @@ FAILED_HELLOS_BURST = 5.0
 #: core more than this. Who did not fail for 2 s is always looked at.
 ALL_FAILED_HELLOS_PER_S = 100.0
 FAILED_LATELY_PER_S = 0.5
-#: Diffie-Hellman exchanges for keys that were never seen; 50 cost some 1% of a core.
+#: Handshakes that are answered, for one address, and as many as a fleet behind it at once; 50
+#: cost some 1% of a core. Who claims a key proves it only with the Confirm, so it is the address
+#: that is counted: a forger uses up its own.
+HANDSHAKES_PER_S = 50.0
+HANDSHAKES_BURST = 256.0
+#: The same for keys that never linked, from all addresses together. One that asked for no other
+#: in the last second is answered all the same.
 UNKNOWN_KEYS_PER_S = 50.0
 #: So often may one key's link be replaced; two processes that share it would never stop.
 MAX_REPLACEMENTS = 3
@@ -55,23 +60,30 @@ class AdmissionControl:
         self._failures = KeyedBuckets(FAILED_HELLOS_PER_S, FAILED_HELLOS_BURST)
         self._lately = KeyedBuckets(FAILED_LATELY_PER_S, 1.0)
         self._all_failures = TokenBucket(ALL_FAILED_HELLOS_PER_S, ALL_FAILED_HELLOS_PER_S)
+        self._handshakes = KeyedBuckets(HANDSHAKES_PER_S, HANDSHAKES_BURST)
         self._unknown_keys = TokenBucket(UNKNOWN_KEYS_PER_S, UNKNOWN_KEYS_PER_S)
+        self._unknown_lately = KeyedBuckets(1.0, 1.0)
         self._replaced_at: dict[bytes, deque[float]] = {}
 
-    def may_try(self, address: bytes, now: float) -> bool:
-        """Whether a Hello from a network address is looked at; before anything is computed."""
-        if not self._failures.bucket(address).available(now):
+    def may_try(self, source: Hashable, now: float) -> bool:
+        """Whether a Hello from a source is looked at; before anything is computed."""
+        if not self._failures.bucket(source).available(now):
             return False
-        return self._all_failures.available(now) or self._lately.bucket(address).available(now)
+        return self._all_failures.available(now) or self._lately.bucket(source).available(now)
 
-    def failed(self, address: bytes, now: float) -> None:
-        """A Hello from a network address was refused."""
-        self._failures.bucket(address).take(now)
-        self._lately.bucket(address).take(now)
+    def failed(self, source: Hashable, now: float) -> None:
+        """A Hello from a source was refused."""
+        self._failures.bucket(source).take(now)
+        self._lately.bucket(source).take(now)
         self._all_failures.take(now)
 
-    def check(self, peer: PeerInfo, host: str, now: float) -> None:
+    def check(self, peer: PeerInfo, source: Hashable, now: float) -> None:
         """Every check of a Hello that verified under its token, cheapest first.
+
+        Args:
+            peer: who it claims to be; nothing of that is proved yet.
+            source: what Hellos are counted by, such as the network that it came from.
+            now: seconds.
 
         Raises:
             HandshakeRefused: the peer may not link now.
@@ -86,8 +98,18 @@ class AdmissionControl:
                 "minute: two processes share its state folder, stop one of them; or its network "
                 "drops connections, and it is let in again after a minute",
             )
-        self._admit(replace(peer, host=host))
-        if not known and not self._unknown_keys.take(now):
+        self._admit(peer)
+        self._check_budget(source, now, known=known)
+
+    def _check_budget(self, source: Hashable, now: float, *, known: bool) -> None:
+        if not self._handshakes.bucket(source).take(now):
+            raise HandshakeRefused(
+                Refusal.TOO_MANY_HANDSHAKES,
+                f"more than {HANDSHAKES_PER_S:g} handshakes a second from one address; it is tried "
+                "again",
+            )
+        own_turn = self._unknown_lately.bucket(source).take(now)
+        if not known and not self._unknown_keys.take(now) and not own_turn:
             raise HandshakeRefused(
                 Refusal.TOO_MANY_HANDSHAKES,
                 f"more than {UNKNOWN_KEYS_PER_S:g} unknown keys a second; it is tried again",

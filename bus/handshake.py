@@ -10,11 +10,13 @@
 Whoever connects is the initiator; which of the two is the head does not depend on it. The whole
 clear part of Hello with its header is the prologue, so versions, roles, token and link id can not
 be changed on the way. Hello's payload has no forward secrecy and could be replayed: boot number
-and counter must rise for a key, and that is checked before anything is computed for it.
+and counter must be above those of the key's last link, and that is checked before anything is
+computed for it (bus/hello_guard.py).
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,6 +43,7 @@ from bus.noise import NoiseHandshake
 #: Nobody has proved anything yet, so a Hello may cost no more than this to look at.
 MAX_HELLO_BYTES = 1024
 MAX_HELLO_ACK_BYTES = 16 * 1024
+HELLO_DIGEST_BYTES = 16
 #: min version, max version, initiator's role, responder's role, suites (bits), token id.
 _CLEAR = struct.Struct(">BBBBH16s")
 _REJECT = struct.Struct(">BBB")
@@ -194,6 +197,7 @@ def answer_hello(
         hello_counter=payload.counter,
         version=version,
         token_id=token_id,
+        hello=hashlib.blake2b(message, digest_size=HELLO_DIGEST_BYTES).digest(),
     )
     _check_peer_key(identity, token, peer)
     admit(peer)

@@ -1,33 +1,30 @@
-"""Refuses Hellos that were seen before: each run of a peer counts its own, and runs are numbered.
+"""Refuses Hellos that were seen before.
 
-A Hello verifies under the fleet token, but it could be a recording. The mark (incarnation,
-counter) must rise: above the mark of the peer's last link, and above every Hello seen of that
-incarnation. A newer incarnation that only said Hello does not shut out an older one: of two copies
-of one state folder the one that is linked stays able to link again.
+A Hello verifies under the fleet token, but it could be a recording, or be made by another member
+who names a key that is not its own. So only what a link has proved raises a mark: the pair
+(incarnation, counter) of a key's last link, at and below which every Hello of that key is refused.
+Of Hellos that made no link yet the exact bytes are remembered, as digests: one that comes again is
+refused, while a forged one, whatever numbers it claims, stands in nobody's way.
+
+A newer incarnation that only said Hello does not shut out an older one, either: of two copies of
+one state folder the one that is linked stays able to link again.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from bus.link import HandshakeRefused, PeerInfo, Refusal
 
-#: Keys whose Hellos are remembered, the least recently used forgotten above it.
+#: Keys whose last link is remembered, the least recently linked forgotten above it.
 MAX_KEYS = 16_384
-#: Incarnations of one key whose Hellos are remembered beside the linked one.
-MAX_INCARNATIONS = 8
+#: Digests of Hellos without a link that are remembered, the oldest forgotten above it (some 3 MB).
+#: Whoever can make more of them could as well make new ones.
+MAX_HELLOS = 16_384
 
 Mark = tuple[int, int]
 _NONE: Mark = (-1, -1)
-
-
-@dataclass(slots=True)
-class _Seen:
-    linked: Mark = _NONE
-    #: Highest counter by incarnation.
-    counters: dict[int, int] = field(default_factory=dict)
 
 
 class HelloGuard:
@@ -39,43 +36,41 @@ class HelloGuard:
 
     def __init__(self, last_seen: Callable[[bytes], Mark | None]) -> None:
         self._last_seen = last_seen
-        self._seen: OrderedDict[bytes, _Seen] = OrderedDict()
+        self._linked: OrderedDict[bytes, Mark] = OrderedDict()
+        self._hellos: OrderedDict[bytes, None] = OrderedDict()
 
     def knows(self, public: bytes) -> bool:
-        """Whether a key has been seen before."""
-        return public in self._seen or self._last_seen(public) is not None
+        """Whether a key has been linked before."""
+        return public in self._linked or self._last_seen(public) is not None
 
     def check(self, peer: PeerInfo) -> None:
         """Note a newer Hello.
 
         Raises:
-            HandshakeRefused: it is not newer.
+            HandshakeRefused: it is not newer than the last link of its key, or came before.
         """
         mark = (peer.incarnation, peer.hello_counter)
-        seen = self._of(peer.public)
-        linked = max(seen.linked, self._last_seen(peer.public) or _NONE)
-        if mark <= linked or peer.hello_counter <= seen.counters.get(peer.incarnation, -1):
-            newest = max(linked, (peer.incarnation, seen.counters.get(peer.incarnation, -1)))
+        linked = max(self._linked.get(peer.public, _NONE), self._last_seen(peer.public) or _NONE)
+        if mark <= linked:
             raise HandshakeRefused(
                 Refusal.HELLO_NOT_NEWER,
                 f"{peer.role} {peer.name} came with start {mark[0]}, hello {mark[1]}, but "
-                f"{newest[0]}, {newest[1]} was seen: an old frame was sent again, or its boot "
+                f"{linked[0]}, {linked[1]} was linked: an old frame was sent again, or its boot "
                 "counter file was set back; write a higher number into that file",
             )
-        seen.counters[peer.incarnation] = peer.hello_counter
-        while len(seen.counters) > MAX_INCARNATIONS:
-            del seen.counters[min(seen.counters)]
+        if peer.hello in self._hellos:
+            raise HandshakeRefused(
+                Refusal.HELLO_NOT_NEWER,
+                f"the Hello of {peer.role} {peer.name} with start {mark[0]}, hello {mark[1]} came "
+                "a second time: an old frame was sent again",
+            )
+        self._hellos[peer.hello] = None
+        while len(self._hellos) > MAX_HELLOS:
+            self._hellos.popitem(last=False)
 
     def linked(self, peer: PeerInfo) -> None:
-        """A peer's link is up: what is older is refused from now on."""
-        seen = self._of(peer.public)
-        seen.linked = max(seen.linked, (peer.incarnation, peer.hello_counter))
-        for incarnation in [found for found in seen.counters if found < peer.incarnation]:
-            del seen.counters[incarnation]
-
-    def _of(self, public: bytes) -> _Seen:
-        seen = self._seen.pop(public, None) or _Seen()
-        self._seen[public] = seen
-        while len(self._seen) > MAX_KEYS:
-            self._seen.popitem(last=False)
-        return seen
+        """A peer's link is up, which proves its key: what is older is refused from now on."""
+        mark = (peer.incarnation, peer.hello_counter)
+        self._linked[peer.public] = max(self._linked.pop(peer.public, _NONE), mark)
+        while len(self._linked) > MAX_KEYS:
+            self._linked.popitem(last=False)

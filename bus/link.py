@@ -155,6 +155,7 @@ class PeerInfo:
         token_id: of the fleet token that the handshake was made with.
         host: where it called from, when it is asked whether it may link; else empty.
         process: which run of the program it is; known from its Confirm on.
+        hello: digest of its Hello as it came; empty when it was us who said Hello.
     """
 
     name: str
@@ -167,6 +168,7 @@ class PeerInfo:
     token_id: bytes = b""
     host: str = ""
     process: ProcessInfo = ProcessInfo()
+    hello: bytes = b""
 
     @property
     def fingerprint(self) -> str:

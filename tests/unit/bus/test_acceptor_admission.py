@@ -149,17 +149,6 @@ def test_what_a_refused_hello_costs() -> None:
     assert fleet.acceptor.ignored_frames == 35
 
 
-def test_unknown_keys_have_a_budget_and_known_ones_do_not() -> None:
-    known = {key(f"n{n}").public: (1, 0) for n in range(50, 60)}
-    fleet = Fleet(last_seen=known.get)
-    for n in range(60):
-        fleet.acceptor.receive(b"%d" % n, hello_of(node(f"n{n}"), b"%d" % n), fleet.now)
-    assert fleet.acceptor.half_open == 60
-    fleet.acceptor.receive(b"late", hello_of(node("late"), b"late"), fleet.now)
-    fleet.settle()
-    assert fleet.codes(PeerRefused) == [(b"late", "too_many_handshakes")]
-
-
 def test_hellos_seen_before_a_restart_are_refused() -> None:
     stored = {key("gpu-2").public: (3, 7)}
     fleet = Fleet(last_seen=stored.get)

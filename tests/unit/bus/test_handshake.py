@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from bus import hello_guard
 from bus.crypto import KeyPair
 from bus.errors import AuthError, DecodeError
 from bus.frames import FrameKind, pack_header, parse_frame
@@ -19,7 +18,6 @@ from bus.handshake import (
     explain_reject,
     pack_reject,
 )
-from bus.hello_guard import HelloGuard
 from bus.ids import NodeIdentity
 from bus.keys import INSECURE_TOKEN, FleetToken, fingerprint, new_token, parse_token
 from bus.link import HandshakeRefused, LinkIdentity, PeerInfo, Refusal
@@ -201,40 +199,6 @@ def test_a_peer_is_refused_before_any_diffie_hellman() -> None:
     with pytest.raises(HandshakeRefused, match="not enrolled"):
         answer_hello(HEAD, parse_frame(hello), no_entropy, refuse)
     assert (seen[0].name, seen[0].public) == ("gpu-2", NODE_KEY.public)
-
-
-def test_a_hello_must_be_newer_than_the_last_of_its_key() -> None:
-    stored = {NODE_KEY.public: (3, 10)}
-    guard = HelloGuard(stored.get)
-    peer = PeerInfo(name="gpu-2", role="node", public=NODE_KEY.public, incarnation=3)
-    assert guard.knows(NODE_KEY.public)
-    assert not guard.knows(HEAD_KEY.public)
-    for counter in (9, 10):
-        with pytest.raises(HandshakeRefused, match="boot counter"):
-            guard.check(replace(peer, hello_counter=counter))
-    guard.check(replace(peer, hello_counter=11))
-    with pytest.raises(HandshakeRefused):
-        guard.check(replace(peer, hello_counter=11))
-    newer = replace(peer, incarnation=4, hello_counter=1)
-    guard.check(newer)
-    # A copy of a state folder said Hello; the original may still link again.
-    guard.check(replace(peer, hello_counter=12))
-    guard.linked(newer)
-    with pytest.raises(HandshakeRefused):
-        guard.check(replace(peer, hello_counter=99))
-    with pytest.raises(HandshakeRefused):
-        guard.check(newer)
-
-
-def test_what_a_hello_guard_remembers_is_bounded() -> None:
-    guard = HelloGuard(lambda _: None)
-    peer = PeerInfo(name="gpu-2", role="node", public=NODE_KEY.public, incarnation=3)
-    for incarnation in range(50):
-        guard.check(replace(peer, incarnation=incarnation))
-    for number in range(hello_guard.MAX_KEYS + 5):
-        guard.check(replace(peer, public=number.to_bytes(32, "big")))
-    assert len(guard._seen) == hello_guard.MAX_KEYS
-    assert all(len(seen.counters) <= hello_guard.MAX_INCARNATIONS for seen in guard._seen.values())
 
 
 @pytest.mark.parametrize(
