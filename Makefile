@@ -8,6 +8,9 @@ PIP_FLAGS ?=
 # How long `make fuzz` runs, and its seed; an empty one is drawn.
 SECONDS ?= 60
 SEED ?=
+# How many runs of the simulator, and the first one's seed.
+RUNS ?= 4000
+SEED ?= 1
 # Extra words for pytest, such as -k NAME.
 TEST_FLAGS ?=
 
@@ -17,12 +20,14 @@ STAMP := $(VENV)/.installed
 STAMP_DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_FLAGS)
 
-.PHONY: help venv venv-dev demo stop test lint unit wheel-check bench-engine bench-fleet fuzz clean
+.PHONY: help venv venv-dev demo stop test lint unit sim mutants wheel-check bench-engine bench-fleet \
+  bench-strangers bench-bus faults-long fuzz clean
 
 help:
 	@echo "make demo          install, get a model, start one head and two nodes, ask it something"
 	@echo "make stop          end what the demo started"
 	@echo "make test          linters, types, import contracts and all tests"
+	@echo "make sim           RUNS= simulated runs from SEED= on    make mutants  the bugs it must catch"
 	@echo "make venv          only install into $(VENV)"
 	@echo "make wheel-check   build the wheel and try it in an environment of its own"
 	@echo "make fuzz          wrong input of all kinds for SECONDS=60, drawn from SEED="
@@ -68,6 +73,12 @@ unit: $(STAMP_DEV)
 
 test: lint unit
 
+sim: $(STAMP_DEV)
+	@$(BIN)/python -m tests.sim --runs $(RUNS) --seed $(SEED)
+
+mutants: $(STAMP_DEV)
+	@$(BIN)/python -m tests.sim --mutants
+
 wheel-check: $(STAMP_DEV)
 	PYTHON=$(BIN)/python PIP_FLAGS='$(PIP_FLAGS)' .ci/wheel-check
 
@@ -79,6 +90,16 @@ fuzz: $(STAMP_DEV)
 
 bench-fleet: $(STAMP_DEV)
 	$(BIN)/python -m bench.fleet
+
+bench-strangers: $(STAMP_DEV)
+	$(BIN)/python -m bench.strangers
+
+bench-bus: $(STAMP_DEV)
+	$(BIN)/python -m bench.bus
+
+# Stopped agents with the times as they are; the tests scale them. Some two minutes.
+faults-long: $(STAMP_DEV)
+	SUPERFLUID_TEST_SILENCE_S=30 $(BIN)/pytest -q tests/e2e/test_faults_stops.py
 
 clean: stop
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \

@@ -18,6 +18,10 @@ def main() -> int:
         from tests.sim.world.mutation import hunt_all
 
         return hunt_all(asked.only, jobs=asked.jobs)
+    if asked.hunt:
+        from tests.sim.world.mutation import hunt_here
+
+        return hunt_here(asked.hunt)
     if asked.trace:
         outcome = run_seed(asked.seed, asked.profile, trace=print)
         print(describe(outcome) if outcome.violation else f"nothing was violated: {outcome}")
@@ -41,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=2, help="worker processes")
     parser.add_argument("--trace", action="store_true", help="run one seed and say all of it")
     parser.add_argument("--mutants", action="store_true", help="hunt the seeded bugs instead")
+    parser.add_argument("--hunt", default="", help="one mutant, in this process")
     parser.add_argument("--only", default="", help="mutants whose name has this")
     return parser
 

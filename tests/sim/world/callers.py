@@ -34,8 +34,14 @@ class Caller:
         self.end: dict[str, Any] | None = None
         self._client = b""
         self._request = b""
+        self._cancel = b""
         self._asked = False
         self._credit = plan.credit
+        self._heard = False
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
 
     @property
     def closed(self) -> bool:
@@ -56,11 +62,13 @@ class Caller:
         self._ask()
 
     def _ask(self) -> None:
+        self._cursor = 0
+        self._send(self._body())
+
+    def _body(self) -> dict[str, Any]:
         plan = self.plan
         body: dict[str, Any] = {
-            "op": "generate",
-            "model": MODEL,
-            "tokens": list(plan.prompt[::4]),
+            **self._about(),
             "max_new": plan.max_new,
             "seed": plan.seed,
             "credit": plan.credit,
@@ -70,8 +78,11 @@ class Caller:
             body["key"] = plan.key
         if plan.wall_ms:
             body["max_wall_ms"] = plan.wall_ms
-        self._cursor = 0
-        self._send(body)
+        return body
+
+    def _about(self) -> dict[str, Any]:
+        tokens = list(self.plan.prompt[::4])
+        return {"op": "generate", "model": MODEL, "tokens": tokens}
 
     def _attach(self) -> None:
         named = {"key": self.plan.key} if self.plan.key else {"session": self.session}
@@ -83,8 +94,9 @@ class Caller:
         callers = self._world.callers
         self._client, self._request = callers.connect(self), callers.request()
         self._credit = self.plan.credit
+        self._heard = False
         requests = self._world.oracle.store.requests
-        requests[self._client, self._request] = bytes(self.plan.prompt)
+        requests[self._client, self._request] = self.plan
         self._world.fleet.to_head(self._client, {"id": self._request, **body})
 
     # --- losing and coming back -----------------------------------------------------------------
@@ -129,18 +141,26 @@ class Caller:
         else:
             self._attach()
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether the head has said something on the present connection."""
+        return bool(self._client) and self._heard
+
     def cancel(self) -> None:
         """Stop the call, and be at once ready for the next."""
         if self.closed or not self._client or not self._asked:
             return
         self.plan.cancelled_s = self._world.fleet.now
         self._world.say(f"{self.plan.name} cancels")
-        body = {"op": "cancel", "id": self._world.callers.request(), "about": self._request}
+        self._cancel = self._world.callers.request()
+        body = {"op": "cancel", "id": self._cancel, "about": self._request}
         self._world.fleet.to_head(self._client, body)
 
     # --- replies ------------------------------------------------------------------------------
 
     def replied(self, body: dict[str, Any]) -> None:
+        if body.get("id") == self._cancel and body["kind"] == "end":
+            self._cancelled()
         if body.get("id") != self._request:
             return  # Of a cancel or a more.
         if self.closed:
@@ -152,7 +172,14 @@ class Caller:
         else:
             self._failed(body)
 
+    def _cancelled(self) -> None:
+        """The head has said that it is cancelled: from now on nothing more comes of it."""
+        answer = self.plan.answer
+        if answer is not None and answer.finish is None:
+            raise Violation(f"{self.plan.name} is cancelled and has no durable end")
+
     def _event(self, body: dict[str, Any]) -> None:
+        self._heard = True
         self._credit -= 1
         if body["type"] == "token":
             self._tokens(body["offset"], list(body["tokens"]))
@@ -170,7 +197,7 @@ class Caller:
             self._world.fleet.to_head(self._client, asked)
 
     def _durable(self) -> int:
-        answer = self._world.oracle.store.answer_of(self.plan)
+        answer = self.plan.answer
         return 0 if answer is None else len(answer.tokens)
 
     def _tokens(self, offset: int, tokens: list[int]) -> None:
@@ -179,7 +206,7 @@ class Caller:
             raise Violation(f"{plan.name} got tokens at {offset}; {self._cursor} is next")
         if not tokens:
             raise Violation(f"{plan.name} got an empty token event")
-        answer = self._world.oracle.store.answer_of(plan)
+        answer = plan.answer
         kept = [] if answer is None else answer.tokens[offset : offset + len(tokens)]
         if kept != tokens:
             raise Violation(f"{plan.name} got {tokens} at {offset}; durable is {kept}")
@@ -194,7 +221,7 @@ class Caller:
         self._world.say(f"{plan.name} ends {finish} at {len(self.got)}")
         if body["offset"] != self._cursor or len(self.got) != self._cursor:
             raise Violation(f"{plan.name} ended at {body['offset']} with {self._cursor} tokens")
-        answer = self._world.oracle.store.answer_of(plan)
+        answer = plan.answer
         if answer is not None:
             if answer.finish is None or answer.finish.finish != finish:
                 raise Violation(f"{plan.name} ended {finish}; durable is {answer.finish}")
@@ -207,9 +234,8 @@ class Caller:
         self.end = body
         self._world.say(f"{plan.name} fails {error['code']} at {len(self.got)}: {error['message']}")
         now = self._world.fleet.now
-        store = self._world.oracle.store
-        answer = store.answer_of(plan)
-        if error["code"] == "not_found":
+        answer = plan.answer
+        if error["code"] == "not_found" and plan.session is None:
             # Asked for by its key or session, after a head died that had not stored it.
             if answer is not None:
                 raise Violation(f"{plan.name} is stored and was not found")
@@ -223,45 +249,3 @@ class Caller:
             raise Violation(f"{plan.name} failed {error}; durable is {answer.error}")
         elif len(self.got) != len(answer.tokens):
             raise Violation(f"{plan.name} failed with {len(self.got)} of {len(answer.tokens)}")
-
-
-class Callers:
-    """All callers of a world, and whose reply is whose."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self.all: list[Caller] = []
-        self._by_client: dict[bytes, Caller] = {}
-        self._numbers = 0
-
-    def add(self, caller: Caller) -> None:
-        self.all.append(caller)
-
-    def request(self) -> bytes:
-        self._numbers += 1
-        return f"r{self._numbers}".encode()
-
-    def connect(self, caller: Caller) -> bytes:
-        """A connection of its own for a caller."""
-        self._numbers += 1
-        client = f"c{self._numbers}".encode()
-        self._by_client[client] = caller
-        return client
-
-    def forget(self, client: bytes) -> None:
-        self._by_client.pop(client, None)
-
-    def replied(self, client: bytes, body: dict[str, Any]) -> None:
-        caller = self._by_client.get(client)
-        if caller is not None:
-            caller.replied(body)
-
-    def head_died(self) -> None:
-        """Every connection is gone."""
-        self._by_client.clear()
-        for caller in self.all:
-            caller.head_died()
-
-    @property
-    def open(self) -> list[Caller]:
-        return [caller for caller in self.all if not caller.closed]

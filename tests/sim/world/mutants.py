@@ -11,6 +11,22 @@ MOVES = ("crashy", "worker-killer", "partitions")
 
 LINKS = (
     Mutant(
+        name="stale_link_accepted",
+        target="bus.frames:derive_frame_keys",
+        find="hkdf_key(chaining_key, context +",
+        replace="hkdf_key(bytes(32), KEY_INFO +",
+        # Keys are of one link, so that an id that is not looked at does no harm by itself.
+        also=(
+            (
+                "bus.endpoint:Endpoint.receive_frame",
+                "frame.link_id != self._link.link_id",
+                "False",
+            ),
+            ("bus.acceptor:Acceptor.receive", "endpoint.link_id == frame.link_id", "True"),
+        ),
+        profiles=("lossy",),
+    ),
+    Mutant(
         name="no_gap_check",
         target="bus.frames:FrameOpener.open",
         find="if frame.counter > expected:",
@@ -132,9 +148,17 @@ EVENTS = (
     Mutant(
         name="no_dedup_of_events",
         target="bus.head_session:HeadSession.accept",
-        find="self.next_seq - run.first_seq",
-        replace="0",
-        profiles=CUTS,
+        find="""    if self.finished or end <= self.next_seq:
+        return Receipt(verdict=Verdict.DUPLICATE)
+    if run.first_seq > self.next_seq:
+        return Receipt(verdict=Verdict.GAP)
+    fresh = slice_ids(run.ids, self.next_seq - run.first_seq)
+""",
+        replace="""    if self.finished:
+        return Receipt(verdict=Verdict.DUPLICATE)
+    fresh = run.ids
+""",
+        profiles=("multi-turn", "wide-window"),
     ),
     Mutant(
         name="retransmit_off_by_one",
@@ -210,25 +234,69 @@ EVENTS = (
 
 SESSIONS = (
     Mutant(
-        name="command_replay_applied",
-        target="bus.agent_commands:SessionCommands._append",
-        find="if message.command in held.commands:",
-        replace="if False:",
+        name="append_on_a_wrong_base",
+        target="bus.agent_records:Held.extend",
+        find="elif self.context.matches(message.base_tokens, message.base_digest):",
+        replace="elif True:",
+        # By itself it is harmless: what a node has is checked in two more places.
+        also=(
+            (
+                "bus.agent_commands:SessionCommands._generate_problem",
+                "held.incomplete or expected != len(held.context)",
+                "False",
+            ),
+            (
+                "head.reconcile:Reconciler._settle",
+                """    if not protocol.is_generating:
+        protocol.node_has(held.tokens, held.digest)
+        return
+""",
+                """    if not protocol.is_generating:
+        return
+""",
+            ),
+            (
+                "bus.head_session:HeadSession.append",
+                "if context_digest(context.slice(0, self.tokens)) != self.digest:",
+                "if False:",
+            ),
+        ),
         profiles=("multi-turn",),
     ),
     Mutant(
-        name="replayed_generate_applied",
+        name="append_forgets_how_it_was_computed",
+        target="bus.agent_records:Held.extend",
+        find="self.context.append(message.ids, message.segments)",
+        replace="self.context.append(message.ids)",
+        profiles=("multi-turn",),
+    ),
+    Mutant(
+        name="cancelled_turn_keeps_its_epoch",
+        target="head.generations:Generations._place",
+        find="if placed is not None and not placed.protocol.stopped:",
+        replace="if placed is not None:",
+        profiles=("multi-turn",),
+    ),
+    Mutant(
+        name="turn_does_not_join_the_context",
+        target="head.made_sessions:MadeSessions.turn_ended",
+        find="if answer.keep_output and answer.tokens:",
+        replace="if answer.keep_output and len(answer.tokens) > 3:",
+        profiles=("multi-turn",),
+    ),
+    Mutant(
+        name="finish_leaves_the_node_in_place",
+        target="head.made_sessions:MadeSessions.finish",
+        find='self._unplace(session, "finished")',
+        replace="pass",
+        profiles=("multi-turn",),
+    ),
+    Mutant(
+        name="command_replay_applied",
         target="bus.agent_commands:SessionCommands._generate",
         find="if message.command in held.commands:",
         replace="if False:",
-        profiles=("calm", "multi-turn"),
-    ),
-    Mutant(
-        name="append_on_a_wrong_base",
-        target="bus.agent_records:Held.extend",
-        find="whole = TokenContext()",
-        replace="whole = self.context",
-        profiles=MOVES,
+        profiles=("multi-turn", "wide-window"),
     ),
     Mutant(
         name="moved_without_what_was_delivered",
@@ -250,20 +318,6 @@ SESSIONS = (
         find="generated_tokens=placed.first_offset",
         replace="generated_tokens=0",
         profiles=MOVES,
-    ),
-    Mutant(
-        name="declined_command_stays_known",
-        target="bus.agent_session:AgentSession._give_up",
-        find="self._held[found.session].commands.pop(found.request.command, None)",
-        replace="pass",
-        profiles=("worker-killer", "crashy", "everything"),
-    ),
-    Mutant(
-        name="unlisted_sessions_kept",
-        target="bus.agent_session:AgentSession._reconcile",
-        find="if not held.is_listed(listed)",
-        replace="if held.session in listed and not held.is_listed(listed)",
-        profiles=CUTS,
     ),
     Mutant(
         name="sessions_dropped_with_the_link",

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import multiprocessing
+import subprocess
 import sys
 import textwrap
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,8 @@ class Mutant:
     find: str
     replace: str
     profiles: tuple[str, ...]
+    #: Further edits, (target, find, replace), where one alone is made up for elsewhere.
+    also: tuple[tuple[str, str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,36 +69,39 @@ def apply(mutant: Mutant) -> None:
     """Put the bug into this process, for good.
 
     Raises:
-        ValueError: its text is not in its function exactly once.
+        ValueError: a text is not in its function exactly once.
     """
-    module_name, _, path = mutant.target.partition(":")
+    for target, find, replace in ((mutant.target, mutant.find, mutant.replace), *mutant.also):
+        _edit(mutant.name, target, find, replace)
+
+
+def _edit(name: str, target: str, find: str, replace: str) -> None:
+    module_name, _, path = target.partition(":")
     module = importlib.import_module(module_name)
-    *outer, name = path.split(".")
+    *outer, function_name = path.split(".")
     owner: Any = module
     for part in outer:
         owner = getattr(owner, part)
-    original = inspect.getattr_static(owner, name)
-    function = original.fget if isinstance(original, property) else original
-    function = getattr(function, "__func__", function)
-    source = textwrap.dedent(inspect.getsource(function))
-    if source.count(mutant.find) != 1:
+    original = inspect.getattr_static(owner, function_name)
+    plain: Any = original.fget if isinstance(original, property) else original
+    source = textwrap.dedent(inspect.getsource(plain))
+    if source.count(find) != 1:
         raise ValueError(
-            f"{mutant.name}: {mutant.find!r} is {source.count(mutant.find)} times in "
-            f"{mutant.target}; bring the mutant up to date"
+            f"{name}: {find!r} is {source.count(find)} times in {target}; bring the mutant up "
+            "to date"
         )
-    changed = source.replace(mutant.find, mutant.replace)
     code = compile(
-        changed,
-        f"<mutant {mutant.name}>",
+        source.replace(find, replace),
+        f"<mutant {name}>",
         "exec",
         flags=annotations.compiler_flag,
         dont_inherit=True,
     )
     namespace: dict[str, Any] = {}
     exec(code, module.__dict__, namespace)
-    setattr(owner, name, namespace[name])
+    setattr(owner, function_name, namespace[function_name])
     if owner is module:
-        _replace_imports(original, namespace[name])
+        _replace_imports(original, namespace[function_name])
 
 
 def _replace_imports(original: object, changed: object) -> None:
@@ -123,24 +128,37 @@ def hunt(mutant: Mutant, max_seeds: int = MAX_SEEDS) -> Hunt:
     return Hunt(mutant.name, max_seeds, time.monotonic() - started, None, tuple(crashes[:3]))
 
 
-def hunt_many(mutants: list[Mutant], jobs: int = 2) -> list[Hunt]:
-    """Hunt several, each in a fresh process."""
-    # Fresh ones: a fork would take along what this process has loaded and changed.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
-        found = []
-        for result in pool.map(hunt, mutants):
-            print(result.line, flush=True)
-            found.append(result)
-        return found
+def hunt_here(name: str) -> int:
+    """Hunt one mutant of the catalogue in this process, which is no good afterwards."""
+    from tests.sim.world.mutants import MUTANTS
+
+    (mutant,) = [mutant for mutant in MUTANTS if mutant.name == name]
+    found = hunt(mutant)
+    print(found.line)
+    return 0 if found.outcome is not None else 1
+
+
+def hunt_in_child(name: str) -> tuple[bool, str]:
+    """Hunt one mutant in a process of its own.
+
+    Returns:
+        Whether it was caught, and a line about it.
+    """
+    command = [sys.executable, "-m", "tests.sim", "--hunt", name]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = (child.stdout or child.stderr).strip().splitlines() or ["it said nothing"]
+    return child.returncode == 0, lines[-1]
 
 
 def hunt_all(only: str = "", *, jobs: int = 2) -> int:
     """Hunt all of the catalogue, and say so; exit status 1 when one got away."""
     from tests.sim.world.mutants import MUTANTS
 
-    wanted = [mutant for mutant in MUTANTS if only in mutant.name]
-    found = hunt_many(wanted, jobs)
-    caught = sum(result.outcome is not None for result in found)
+    wanted = [mutant.name for mutant in MUTANTS if only in mutant.name]
+    caught = 0
+    with ThreadPoolExecutor(jobs) as pool:
+        for is_caught, line in pool.map(hunt_in_child, wanted):
+            print(line, flush=True)
+            caught += is_caught
     print(f"mutants: caught={caught} of={len(wanted)}")
     return 0 if caught == len(wanted) else 1

@@ -20,16 +20,15 @@ from tests.harness.memory_node import NodeHost
 from tests.harness.memory_worker import POISON, TOKEN_BITS
 from tests.sim.world.record import Record, Violation
 
-#: A fence may come so late: a turn of the loop, and a step of the worker that is under way.
-FENCE_S = 0.5
+#: A fence may come so late: a turn of the loop.
+FENCE_S = 0.05
 
 
 class NodeRules:
-    """Args: the record, and the seconds of a worker's step."""
+    """Args: the record."""
 
-    def __init__(self, record: Record, step_s: float) -> None:
+    def __init__(self, record: Record) -> None:
         self._record = record
-        self._late_s = FENCE_S + 2 * step_s
         #: By node: what it answered to the latest Reconcile.
         self.reconciled: dict[str, list[ReconcileAck]] = {}
         #: Links are being cut when everything is over: nothing may be left to reconcile.
@@ -90,10 +89,15 @@ class NodeRules:
                 if not message.page:
                     self.reconciled[node] = []
                 self.reconciled[node].append(message)
-                if self.must_agree and (
-                    message.dropped or any(view.generations for view in message.sessions)
-                ):
+                if self.must_agree and self._is_left(message):
                     raise Violation(f"{node} had something left when all was over: {message}")
+
+    def _is_left(self, message: ReconcileAck) -> bool:
+        """Whether a node still has what is over; a made session may be given up when it is idle."""
+        record = self._record
+        dropped = {ref.session for ref in message.dropped}
+        is_over = dropped - record.contexts.keys() or dropped & record.ended
+        return bool(is_over) or any(view.generations for view in message.sessions)
 
     # --- what workers do ----------------------------------------------------------------------
 
@@ -116,8 +120,8 @@ class NodeRules:
         by_step = sum(segment.tokens for segment in submit.segments if segment.by_step)
         if submit.segments and covered != len(submit.context) // 4:
             raise Violation("segments do not cover the context")
-        if plan.session is None and by_step != row.first_offset:
-            raise Violation(f"{by_step} tokens are computed by step, not {row.first_offset}")
+        if by_step != plan.by_step + row.first_offset:
+            raise Violation(f"{by_step} tokens are computed by step, not {row.first_offset} more")
 
     def computed(self, node: NodeHost, generation: GenerationId, index: int, now: float) -> None:
         record = self._record
@@ -127,10 +131,10 @@ class NodeRules:
         if kept > WINDOW_EVENTS:
             raise Violation(f"{node.name} keeps {kept} events of one generation")
         facts = record.node(node.name)
-        if facts.paused_since is not None or now - facts.resumed_s < self._late_s:
+        if facts.paused_since is not None or now - facts.resumed_s < FENCE_S:
             return  # Its agent can not fence while it is stopped.
         until = record.leases.get((node.name, run.row.session, run.row.epoch))
-        if until is None or now > until + self._late_s:
+        if until is None or now > until + FENCE_S:
             raise Violation(f"{node.name} computes {now - (until or 0):.1f} s after its lease")
 
     def worker_died(self, name: str, running: list[GenerationId]) -> None:

@@ -20,7 +20,7 @@ from tests.sim.world.store_rules import StoreRules
 from tests.sim.world.verdicts import Verdicts
 
 if TYPE_CHECKING:
-    from tests.sim.world.callers import Callers
+    from tests.sim.world.clients import Clients
     from tests.sim.world.world import World
 
 #: Bounds of what waits, far above what the runs need and far below what a leak reaches.
@@ -35,14 +35,14 @@ MAX_OUTAGES = 64
 class Oracle(Observer):
     """Watches one world."""
 
-    def __init__(self, world: World, verdicts: Verdicts, record: Record, step_s: float) -> None:
+    def __init__(self, world: World, verdicts: Verdicts, record: Record) -> None:
         self._world = world
         self.record = record
         self.links = LinkRules()
         self.store = StoreRules(record, verdicts)
-        self.nodes = NodeRules(record, step_s)
+        self.nodes = NodeRules(record)
         self.verdicts = verdicts
-        self.callers: Callers | None = None
+        self.callers: Clients | None = None
         self.events = 0
         #: By link id: the node that it goes to, as the head was told.
         self._node_of: dict[int, str] = {}
@@ -141,12 +141,14 @@ class Oracle(Observer):
         self.look_at_service()
 
     def worker_ready(self, node: NodeHost) -> None:
-        self.record.node(node.name).worker_is_ready = True
+        facts = self.record.node(node.name)
+        facts.worker_is_ready = True
+        facts.worker = node.worker.incarnation if node.worker is not None else 0
         self.look_at_service()
 
     def worker_died(self, node: NodeHost, running: list[GenerationId]) -> None:
         facts = self.record.node(node.name)
-        facts.worker_is_ready, facts.worker_died_s = False, self._now
+        facts.worker_is_ready, facts.worker, facts.worker_died_s = False, 0, self._now
         self.nodes.worker_died(node.name, running)
         self.look_at_service()
 

@@ -12,14 +12,14 @@ class Profile:
 
     name: str
     nodes: tuple[int, int] = (2, 3)
-    calls: tuple[int, int] = (6, 10)
+    calls: tuple[int, int] = (7, 12)
     tokens: tuple[int, int] = (5, 60)
     bursts: tuple[int, ...] = (1, 2, 4)
     step_s: tuple[float, ...] = (0.1, 0.2)
     #: Mean time between faults, and their kinds with weights.
     fault_every_s: tuple[float, ...] = (1.0, 2.0, 4.0)
     faults: dict[str, int] = field(default_factory=dict)
-    faulty_s: tuple[float, float] = (12.0, 25.0)
+    faulty_s: tuple[float, float] = (14.0, 28.0)
     drop: tuple[float, ...] = (0.0,)
     duplicate: tuple[float, ...] = (0.0,)
     reorder: tuple[float, ...] = (0.0,)
@@ -34,7 +34,7 @@ class Profile:
     drift: float = 0.04
     rekey_s: tuple[float, ...] = (3600.0, 3600.0, 4.0)
     #: Share of commands that nodes are given twice.
-    repeat: tuple[float, ...] = (0.0, 0.1)
+    repeat: tuple[float, ...] = (0.0, 0.3)
     #: Shares of calls: with a key, cancelled, with a wall budget, dropped by their client.
     keyed: float = 0.5
     cancelled: float = 0.2

@@ -6,6 +6,7 @@ tokens that workers made), never from what a core says of itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bus.ids import Epoch, GenerationId, NodeIdentity, PackedIds, SessionId, pack_ids
@@ -31,8 +32,13 @@ class Plan:
     poison: bool = False
     keep: bool = False
     credit: int = 4096
-    #: Of a turn: the made session, and how much of its context is before this prompt.
+    #: Of a turn: the made session. Its prompt and answer are known when it is stored, since they
+    #: are of what the session has by then.
     session: SessionId | None = None
+    #: Tokens of the prompt that were generated, in earlier turns.
+    by_step: int = 0
+    #: What was stored of it.
+    answer: Answer | None = None
     #: When its caller asked for it, and for its end; when its reader went away.
     asked_s: float = 0.0
     cancelled_s: float | None = None
@@ -55,6 +61,8 @@ class Run:
     #: A worker was given it; or its node has said that none was.
     submitted: bool = False
     declined: bool = False
+    #: Its worker was dead already when it was placed.
+    was_late: bool = False
 
     @property
     def watermark(self) -> int:
@@ -104,6 +112,8 @@ class NodeFacts:
     paused_since: float | None = None
     resumed_s: float = -1.0
     worker_is_ready: bool = False
+    #: The incarnation of its worker; 0 while it has none that is ready.
+    worker: int = 0
     is_up: bool = False
 
 
@@ -111,7 +121,19 @@ class NodeFacts:
 class Record:
     """All facts of one run of the simulator."""
 
+    #: By prompt, and those of turns by their key.
     plans: dict[bytes, Plan] = field(default_factory=dict)
+    turns: dict[str, Plan] = field(default_factory=dict)
+    #: Durable contexts of made sessions, and how many of their tokens were generated.
+    contexts: dict[SessionId, list[int]] = field(default_factory=dict)
+    generated: dict[SessionId, int] = field(default_factory=dict)
+    #: What callers appended and is not durable.
+    appended: dict[SessionId, list[list[int]]] = field(default_factory=dict)
+    ended: set[SessionId] = field(default_factory=set)
+    #: Answers whose tokens have joined their session's context.
+    joined: set[int] = field(default_factory=set)
+    #: What the model answers: prompt, how many, seed.
+    model: Callable[[bytes, int, int], tuple[list[int], str]] = lambda *_: ([], "")
     answers: dict[int, Answer] = field(default_factory=dict)
     runs: dict[GenerationId, Run] = field(default_factory=dict)
     epochs: dict[Epoch, GenerationId] = field(default_factory=dict)

@@ -6,12 +6,21 @@ from typing import Any
 
 import msgpack
 
-from bus.ids import count_ids, unpack_ids
+from bus.ids import count_ids, pack_ids, unpack_ids
 from bus.messages.link import GenerateReq, Reconcile, SessionAssign, WatermarkAck
 from head.effects import Effects, Output, Persist, Reply, SendLink
-from head.rows import PurgeAnswers, PutAnswer, PutFinish, PutGeneration, PutTokens
+from head.rows import (
+    EndSession,
+    PurgeAnswers,
+    PutAnswer,
+    PutContent,
+    PutFinish,
+    PutGeneration,
+    PutSession,
+    PutTokens,
+)
 from tests.harness.memory_worker import TOKEN_BITS
-from tests.sim.world.record import Answer, Record, Run, Violation
+from tests.sim.world.record import Answer, Plan, Record, Run, Violation
 from tests.sim.world.verdicts import Verdicts
 
 TOKEN_MASK = (1 << TOKEN_BITS) - 1
@@ -32,8 +41,8 @@ class StoreRules:
         #: By output: the lsn of the rows of its round or before, counted here.
         self._needs: dict[int, tuple[Output, int]] = {}
         self._submitted = 0
-        #: By client and request: the plan's name, to find the answer of a reply.
-        self.requests: dict[tuple[bytes, bytes], bytes] = {}
+        #: By client and request: what a reply is about.
+        self.requests: dict[tuple[bytes, bytes], Plan] = {}
 
     def head_started(self) -> None:
         self._durable = self._submitted = 0
@@ -61,6 +70,12 @@ class StoreRules:
                     self._put_tokens(row)
                 case PutFinish():
                     self._put_finish(row, now)
+                case PutSession():
+                    self._put_session(row)
+                case PutContent():
+                    self._put_content(row)
+                case EndSession():
+                    self._record.ended.add(row.session)
                 case PurgeAnswers():
                     raise Violation("answers were purged long before their time")
 
@@ -71,20 +86,64 @@ class StoreRules:
         plan = record.plans.get(bytes(row.prompt)) if row.prompt else self._turn(row)
         if plan is None:
             raise Violation(f"answer {row.answer:x} has a prompt that nobody asked for")
+        if plan.answer is not None:
+            raise Violation(f"{plan.name} was begun twice")
         answer = record.answers[row.answer] = Answer(row, plan, now)
+        plan.answer = answer
         record.sessions.setdefault(row.session, []).append(answer)
 
-    def _turn(self, row: PutAnswer) -> Any:
-        """The turn of a made session that begins after so many tokens of its context."""
-        return self._record.plans.get(f"{row.session} {row.context_tokens}".encode())
+    def _turn(self, row: PutAnswer) -> Plan | None:
+        """The turn of a made session that is stored now: from here on its answer is known."""
+        record = self._record
+        plan = record.turns.get(row.key or "")
+        if plan is None or plan.session != row.session:
+            return None
+        context = record.contexts[row.session]
+        if row.context_tokens != len(context):
+            raise Violation(f"a turn on {row.context_tokens} tokens; {len(context)} are durable")
+        if any(before.finish is None for before in record.sessions.get(row.session, [])):
+            raise Violation(f"{plan.name} began before the end of the turn before it")
+        left = [a for a in record.sessions.get(row.session, []) if a.tokens]
+        if any(before.row.answer not in record.joined for before in left):
+            raise Violation(f"{plan.name} began without what the turn before it delivered")
+        plan.prompt = pack_ids(context)
+        plan.by_step = record.generated[row.session]
+        plan.expected, plan.reason = record.model(plan.prompt, plan.max_new, plan.seed)
+        return plan
+
+    # --- made sessions ------------------------------------------------------------------------
+
+    def _put_session(self, row: PutSession) -> None:
+        if row.session in self._record.contexts:
+            raise Violation(f"session {row.session} was made twice")
+        self._record.contexts[row.session] = []
+        self._record.generated[row.session] = 0
+
+    def _put_content(self, row: PutContent) -> None:
+        record, tokens = self._record, list(unpack_ids(row.ids))
+        context = record.contexts[row.session]
+        if row.first != len(context):
+            raise Violation(f"content at {row.first} of a session with {len(context)} tokens")
+        if row.session in record.ended:
+            raise Violation(f"content of {row.session} after its end")
+        if row.answer:
+            if self._answer(row.answer).tokens != tokens:
+                raise Violation(f"what joins {row.session} is not what its turn delivered")
+            record.joined.add(row.answer)
+            record.generated[row.session] += len(tokens)
+        else:
+            asked = record.appended.get(row.session, [])
+            if tokens not in asked:
+                raise Violation(f"what joins {row.session} was not asked for, or twice")
+            asked.remove(tokens)
+        context += tokens
 
     def _put_generation(self, row: PutGeneration, now: float) -> None:
         record = self._record
         answer = self._answer(row.answer)
         if row.generation in record.runs:
             raise Violation(f"generation id {row.generation:x} was used twice")
-        if row.epoch in record.epochs:
-            raise Violation(f"epoch {row.epoch:x} was used twice")
+        self._check_epoch(row, answer)
         latest = answer.latest
         if latest is not None:
             if row.epoch <= latest.row.epoch:
@@ -95,10 +154,28 @@ class StoreRules:
             raise Violation(f"answer {row.answer:x} was placed after its end")
         if row.first_offset != len(answer.tokens):
             raise Violation(f"placed from {row.first_offset}; {len(answer.tokens)} are durable")
-        run = Run(row, answer, now)
+        late = row.worker != record.node(row.node).worker
+        run = Run(row, answer, now, was_late=late)
         record.runs[row.generation] = record.runs.get(row.generation, run)
         record.epochs[row.epoch] = row.generation
         answer.runs.append(run)
+
+    def _check_epoch(self, row: PutGeneration, answer: Answer) -> None:
+        """An epoch is one assignment; on it may follow turns, each after the end of the last."""
+        before = self._record.epochs.get(row.epoch)
+        if before is None:
+            epochs = [run.row.epoch for old in self._earlier(row, answer) for run in old.runs]
+            if epochs and row.epoch < max(epochs):
+                raise Violation(f"epoch {row.epoch:x} of {row.session} came after a higher one")
+            return
+        run = self._record.runs[before]
+        ended = run.answer.finish.finish if run.answer.finish is not None else ""
+        same = (run.row.session, run.row.node) == (row.session, row.node)
+        if not same or run.answer is answer or ended not in ("length", "stop"):
+            raise Violation(f"epoch {row.epoch:x} was used twice")
+
+    def _earlier(self, row: PutGeneration, answer: Answer) -> list[Answer]:
+        return [old for old in self._record.sessions[row.session] if old is not answer]
 
     def _put_tokens(self, row: PutTokens) -> None:
         answer = self._answer(row.answer)
@@ -190,21 +267,13 @@ class StoreRules:
             raise Violation(f"{committed} events are acknowledged; {run.watermark} are durable")
 
     def _check_reply(self, client: bytes, body: dict[str, Any]) -> None:
-        prompt = self.requests.get((client, body.get("id") or b""))
-        if prompt is None:
+        plan = self.requests.get((client, body.get("id") or b""))
+        if plan is None:
             return
-        plan = self._record.plans[prompt]
-        answer = self.answer_of(plan)
+        answer = plan.answer
         if body["kind"] == "event" and body["type"] == "token":
             have = 0 if answer is None else len(answer.tokens)
             if body["offset"] + len(body["tokens"]) > have:
                 raise Violation(f"tokens left for {plan.name} before they were durable")
         if body["kind"] == "end" and answer is not None and answer.finish is None:
             raise Violation(f"the end of {plan.name} left before it was durable")
-
-    def answer_of(self, plan: Any) -> Answer | None:
-        """What was stored of a plan."""
-        for answer in self._record.answers.values():
-            if answer.plan is plan:
-                return answer
-        return None

@@ -101,6 +101,9 @@ class Verdicts:
 
     def _kills_workers(self, answer: Answer | None, plan: Plan, now: float) -> str:
         deaths = answer.deaths if answer is not None else 0
+        if answer is not None:
+            # Workers that were dead when it was placed on them: the head could not tell.
+            deaths += sum(run.was_late for run in answer.runs)
         return "" if deaths >= 2 else f"{deaths} workers died with it"
 
     def _node_lost(self, answer: Answer | None, plan: Plan, now: float) -> str:
@@ -138,6 +141,8 @@ class Verdicts:
         facts = record.node(run.row.node)
         if run.given_up or max(facts.broken_s, facts.worker_died_s, facts.started_s) >= since:
             return True
+        if run.row.worker != facts.worker:
+            return True  # Placed on a worker that was dead already.
         if (run.row.session, run.row.epoch) not in record.assigned:
             return True  # The node was never told of it.
         if self._lease_over((facts.name, run.row.session, run.row.epoch), now):

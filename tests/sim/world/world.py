@@ -16,7 +16,9 @@ from head.waiting import WaitingPolicy
 from tests.harness.memory_fleet import MemoryFleet
 from tests.harness.memory_node import NodeHost
 from tests.harness.memory_worker import POISON, MadeUpModel
-from tests.sim.world.callers import Caller, Callers
+from tests.sim.world.callers import Caller
+from tests.sim.world.clients import Clients
+from tests.sim.world.conversations import Conversation, served
 from tests.sim.world.faults import RESPAWN_S, Faults
 from tests.sim.world.oracle import Oracle
 from tests.sim.world.profiles import Profile, choose
@@ -74,7 +76,7 @@ class World:
         self.step_s = rng.choice(profile.step_s)
         runs, verdicts = self._policies()
         self.fleet: MemoryFleet = None  # type: ignore[assignment]
-        self.oracle = Oracle(self, verdicts, self.record, self.step_s)
+        self.oracle = Oracle(self, verdicts, self.record)
         nodes = rng.randint(*profile.nodes)
         self.fleet = QuietFleet(
             seed=rng.getrandbits(64),
@@ -89,8 +91,9 @@ class World:
             listening=rng.randint(0, nodes),
             watch=self.oracle,
         )
-        self.callers = Callers(self)
+        self.callers = Clients(self)
         self.oracle.callers = self.callers
+        self.conversations: list[Conversation] = []
         self._set_up_fleet()
         self.faults = Faults(self, profile)
         self._plan_calls()
@@ -129,11 +132,13 @@ class World:
         fleet.repeat = rng.choice(profile.repeat)
         fleet.respawn_s = rng.choice(RESPAWN_S)
         fleet.mark = self.record.mark
+        model = MadeUpModel(seeded=True, ends=profile.ends)
+        self.record.model = model.answer
         drift = profile.drift
         fleet.head_clock = (1 + rng.uniform(-drift, drift), rng.uniform(0, 1e4))
         for node in fleet.nodes:
             node.rate, node.offset_s = 1 + rng.uniform(-drift, drift), rng.uniform(0, 1e4)
-            node.model = MadeUpModel(seeded=True, ends=profile.ends)
+            node.model = model
             node.load_s = rng.choice((0.0, 0.3, 1.0))
             node.window = 1 << 20
 
@@ -143,6 +148,9 @@ class World:
         rng, profile = self.rng, self.profile
         self.faulty_s = rng.uniform(*profile.faulty_s)
         for number in range(rng.randint(*profile.calls)):
+            if served() and rng.random() < profile.sessions:
+                self._plan_conversation(f"talk-{number}")
+                continue
             caller = Caller(self, self._plan(f"call-{number}"))
             self.callers.add(caller)
             begin_s = rng.uniform(0.0, 0.8 * self.faulty_s)
@@ -151,6 +159,12 @@ class World:
                 self.fleet.after(begin_s + rng.expovariate(0.5), caller.cancel)
             if rng.random() < profile.dropped:
                 self.fleet.after(begin_s + rng.expovariate(0.5), caller.drop)
+
+    def _plan_conversation(self, name: str) -> None:
+        talk = Conversation(self, name, self.rng.randint(2, 4))
+        self.callers.add(talk)
+        self.conversations.append(talk)
+        self.fleet.after(self.rng.uniform(0.0, 0.6 * self.faulty_s), talk.start)
 
     def _plan(self, name: str) -> Plan:
         rng, profile = self.rng, self.profile
@@ -161,8 +175,7 @@ class World:
         prompt = PackedIds(pack_ids(ids))
         max_new = rng.randint(*profile.tokens)
         seed = rng.getrandbits(63)
-        model = self.fleet.nodes[0].model
-        expected, reason = model.answer(prompt, max_new, seed)
+        expected, reason = self.record.model(prompt, max_new, seed)
         key = f"key {name}" if rng.random() < profile.keyed else None
         plan = Plan(
             name=name,
@@ -197,7 +210,7 @@ class World:
         healed = fleet.now
         while self.callers.open:
             if fleet.now - healed > HEALED_S:
-                names = [caller.plan.name for caller in self.callers.open]
+                names = [caller.name for caller in self.callers.open]
                 raise Violation(f"{names} have not ended {HEALED_S:g} s after all was mended")
             self._pass(1.0)
         self._pass(QUIET_S)
@@ -251,7 +264,7 @@ class World:
 
     def is_made(self, session: SessionId) -> bool:
         """Whether a session is one that a caller made and has not finished."""
-        return False
+        return any(talk.session == session and not talk.finished for talk in self.conversations)
 
     def say(self, what: str) -> None:
         if self._trace is not None:

@@ -1,0 +1,206 @@
+"""Conversations: one session, several turns; a cancelled turn is followed by the next at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from bus.ids import PackedIds, SessionId
+from head.api import OPERATIONS
+from tests.harness.memory_parts import MODEL
+from tests.sim.world.callers import RETRY_S, Caller
+from tests.sim.world.record import Plan, Violation
+
+if TYPE_CHECKING:
+    from tests.sim.world.world import World
+
+#: What a conversation needs of the head.
+NEEDED = {"session.create", "session.append", "session.generate", "session.finish"}
+#: How long a person thinks between turns, in seconds.
+THINKS_S = (0.0, 0.0, 1.0, 4.0)
+
+
+def served() -> bool:
+    """Whether this head has sessions for several turns."""
+    return OPERATIONS.keys() >= NEEDED
+
+
+class Turn(Caller):
+    """One turn of a conversation; it has a key, so it goes on over everything."""
+
+    def __init__(
+        self, world: World, plan: Plan, before: Turn | None, over: Callable[[Turn], None]
+    ) -> None:
+        super().__init__(world, plan)
+        self._before = before
+        self._over = over
+
+    def _about(self) -> dict[str, Any]:
+        return {"op": "session.generate", "session": self.plan.session}
+
+    def come_back(self) -> None:
+        """After its turn: a cancel of the one before may have been lost with the head."""
+        if self._before is not None and not self._before.closed:
+            self._world.fleet.after(self._rng.uniform(*RETRY_S), self.come_back)
+        else:
+            super().come_back()
+
+    def replied(self, body: dict[str, Any]) -> None:
+        was_closed = self.closed
+        lost = body["kind"] == "error" and body["error"]["code"] == "not_found"
+        if lost and self.plan.answer is None and body.get("id") == self._request:
+            self._ask()  # The head died before it had stored the turn.
+            return
+        super().replied(body)
+        if self.closed and not was_closed:
+            self._over(self)
+
+
+class Conversation:
+    """Makes a session, has turns in it, and mostly finishes it."""
+
+    def __init__(self, world: World, name: str, turns: int) -> None:
+        self._world = world
+        self._rng = world.rng
+        self.name = name
+        self._turns_left = turns
+        self._number = 0
+        self.session: SessionId | None = None
+        self.finished = False
+        self.closed = False
+        self._turn: Turn | None = None
+        self._client = b""
+        self._handlers: dict[bytes, Callable[[dict[str, Any]], None]] = {}
+        #: What to do again when the head died before it answered.
+        self._again: Callable[[], None] | None = None
+
+    # --- asking -------------------------------------------------------------------------------
+
+    def _ask(self, handler: Callable[[dict[str, Any]], None], **body: Any) -> None:
+        clients = self._world.callers
+        if not self._client:
+            self._client = clients.connect(self)
+        request = clients.request()
+        self._handlers[request] = handler
+        self._world.fleet.to_head(self._client, {"id": request, **body})
+
+    def replied(self, body: dict[str, Any]) -> None:
+        handler = self._handlers.pop(body.get("id") or b"", None)
+        if handler is None:
+            return
+        if body["kind"] == "error":
+            raise Violation(f"{self.name}: the head refused {body['error']}")
+        handler(body)
+
+    def head_died(self) -> None:
+        self._client = b""
+        self._handlers.clear()
+        if not self.closed and self._again is not None:
+            self._world.fleet.after(self._rng.uniform(*RETRY_S), self._retry)
+
+    def _retry(self) -> None:
+        if self._client or self._again is None:
+            return  # Asked again meanwhile.
+        if self._world.fleet.head is None:
+            self._world.fleet.after(self._rng.uniform(*RETRY_S), self._retry)
+        else:
+            self._again()
+
+    # --- the course of it -----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Make the session."""
+        self._again = self.start
+        if self._world.fleet.head is None:
+            self._world.fleet.after(self._rng.uniform(*RETRY_S), self._retry)
+            return
+        self._world.say(f"{self.name} begins")
+        self._ask(self._made, op="session.create", model=MODEL)
+
+    def _made(self, body: dict[str, Any]) -> None:
+        self.session = SessionId(body["session"])
+        self._again = self._first
+        self._first()
+
+    def _first(self) -> None:
+        self._append(self._first_appended)
+
+    def _first_appended(self, body: dict[str, Any]) -> None:
+        self._again = None
+        self._begin_turn()
+
+    def _append(self, handler: Callable[[dict[str, Any]], None]) -> None:
+        ids = [self._rng.randrange(32, 126) for _ in range(self._rng.randint(2, 9))]
+        assert self.session is not None
+        self._world.record.appended.setdefault(self.session, []).append(ids)
+        self._ask(handler, op="session.append", session=self.session, tokens=ids)
+
+    def _begin_turn(self) -> None:
+        self._turns_left -= 1
+        self._number += 1
+        turn = self._turn = Turn(self._world, self._plan(), self._turn, self._turn_over)
+        self._world.callers.add(turn)
+        turn.start()
+        if self._turns_left > 0 and self._rng.random() < self._world.profile.cancelled:
+            self._world.fleet.after(self._rng.expovariate(1.0), lambda: self._cut_short(turn))
+        elif self._rng.random() < self._world.profile.dropped:
+            self._world.fleet.after(self._rng.expovariate(1.0), turn.drop)
+
+    def _plan(self) -> Plan:
+        name = f"{self.name} turn {self._number}"
+        rng = self._rng
+        plan = Plan(
+            name=name,
+            prompt=PackedIds(b""),
+            max_new=rng.randint(*self._world.profile.tokens),
+            seed=rng.getrandbits(63),
+            expected=[],
+            reason="",
+            key=f"key {name}",
+            keep=True,
+            session=self.session,
+            credit=rng.choice((2, 5)) if rng.random() < 0.1 else 4096,
+        )
+        self._world.record.turns[plan.key or ""] = plan
+        return plan
+
+    def _cut_short(self, turn: Turn) -> None:
+        """Cancel, append and generate in one breath: all must be taken, in this order."""
+        if turn.closed or turn is not self._turn or not turn.is_heard:
+            return
+        turn.cancel()
+        self._append(lambda body: None)
+        self._begin_turn()
+
+    def _turn_over(self, turn: Turn) -> None:
+        if turn is not self._turn:
+            return  # The next one was begun already.
+        if self._turns_left > 0:
+            self._world.fleet.after(self._rng.choice(THINKS_S), self._next_turn)
+        elif self._rng.random() < 0.6:
+            self._again = self._finish
+            self._retry_or_finish()
+        else:
+            self.closed = True
+
+    def _next_turn(self) -> None:
+        if self._world.fleet.head is None:
+            self._world.fleet.after(self._rng.uniform(*RETRY_S), self._next_turn)
+            return
+        self._append(lambda body: None)
+        self._begin_turn()
+
+    def _retry_or_finish(self) -> None:
+        if self._world.fleet.head is None:
+            self._world.fleet.after(self._rng.uniform(*RETRY_S), self._retry_or_finish)
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._ask(self._finish_said, op="session.finish", session=self.session)
+
+    def _finish_said(self, body: dict[str, Any]) -> None:
+        self._again = None
+        self.finished = self.closed = True
+        if self.session not in self._world.record.ended:
+            raise Violation(f"{self.name} is finished and that is not durable")
