@@ -32,6 +32,8 @@ help:
 	@echo "make wheel-check   build the wheel and try it in an environment of its own"
 	@echo "make fuzz          wrong input of all kinds for SECONDS=60, drawn from SEED="
 	@echo "make bench-engine  tokens/s of the engine    make bench-fleet  the fleet against the engine"
+	@echo "make bench-bus     links against bare pyzmq  make bench-strangers  what attackers cost"
+	@echo "make faults-long   stopped agents with the times as they are, two minutes"
 	@echo "make clean         remove $(VENV), caches and builds (not the models)"
 
 $(BIN)/python:

@@ -20,11 +20,16 @@ def zmtp_frame(payload: bytes, *, announce: int | None = None) -> bytes:
 
 
 class Stranger:
-    """A TCP connection to a ROUTER; says what it is told to say."""
+    """A TCP connection to a ROUTER; says what it is told to say.
 
-    def __init__(self, address: str) -> None:
+    Args:
+        address: of the ROUTER.
+        source: where it comes from, such as 127.0.0.9.
+    """
+
+    def __init__(self, address: str, source: str = "") -> None:
         host, port = address.removeprefix("tcp://").split(":")
-        self.socket = socket.create_connection((host, int(port)))
+        self.socket = socket.create_connection((host, int(port)), source_address=(source, 0))
 
     def greet(self, greeting: bytes = GREETING + READY) -> Self:
         """Finish ZMTP's own handshake, as any ZeroMQ peer does.
