@@ -91,6 +91,8 @@ class Answer:
     #: The timer of its wall budget, while it waits or runs.
     budget_timer: int | None = None
     subscriptions: list[Subscription] = field(default_factory=list)
+    #: When a reader last went away, or the head was restarted.
+    unread_s: float = 0.0
 
     @property
     def ended(self) -> bool:

@@ -163,11 +163,11 @@ class HeadCore:
         for answer in self.book.client_gone(client):
             if answer.keep or answer.ended:
                 continue
+            answer.unread_s = now
             if left:
-                self._cancel_unread(answer, now)
+                self._cancel_unread(answer, now, now)
             else:
-                due = now + self._policy.disconnect_grace_s
-                self._timers.at(due, partial(self._cancel_unread, answer))
+                self._cancel_unread_later(answer, now)
 
     def link_up(
         self, link: LinkKey, confirm: NodeConfirm, now: float, seen: PutPeer | None = None
@@ -315,8 +315,13 @@ class HeadCore:
             self.outbox.persist(row)
         return True
 
-    def _cancel_unread(self, answer: Answer, now: float) -> None:
-        if not answer.subscriptions and not answer.ended:
+    def _cancel_unread_later(self, answer: Answer, since_s: float) -> None:
+        due = since_s + self._policy.disconnect_grace_s
+        self._timers.at(due, partial(self._cancel_unread, answer, since_s))
+
+    def _cancel_unread(self, answer: Answer, since_s: float, now: float) -> None:
+        # A reader that came meanwhile and went again has its whole time anew.
+        if answer.unread_s == since_s and not answer.subscriptions and not answer.ended:
             self.runs.cancel(answer, now)
 
     def _purge(self, now: float) -> None:
@@ -339,8 +344,8 @@ class HeadCore:
                 "copy of the store in its place, or move it away to begin with an empty one"
             ) from None
         if not answer.keep and not answer.ended:
-            due = now + self._policy.disconnect_grace_s
-            self._timers.at(due, partial(self._cancel_unread, answer))
+            answer.unread_s = now
+            self._cancel_unread_later(answer, now)
 
     def _requeue(self, answer: Answer, now: float) -> None:
         """An answer that waited when the head ended waits again, once nodes may have joined."""

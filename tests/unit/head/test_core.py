@@ -226,6 +226,19 @@ def test_vanished_client_cancels_its_plain_request_after_the_grace(bench: Bench)
     assert bench.last(SessionRevoke).session == request.session
 
 
+def test_client_that_came_back_and_vanished_again_has_its_whole_grace(bench: Bench) -> None:
+    request = bench.ask()
+    bench.core.client_gone(CLIENT, bench.now)
+    bench.wait(3.0)
+    attach = {"op": "attach", "id": b"again", "session": request.session}
+    bench.core.client_request(b"other", [MARK, encode_body(attach)], bench.now)
+    bench.core.client_gone(b"other", bench.now)
+    bench.wait(4.9)
+    assert bench.core.runs.running == 1
+    bench.wait(0.2)
+    assert bench.core.runs.running == 0
+
+
 def test_vanished_client_leaves_a_keyed_request_running(bench: Bench) -> None:
     bench.ask(key="k")
     bench.core.client_gone(CLIENT, bench.now)
