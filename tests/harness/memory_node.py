@@ -13,9 +13,9 @@ from bus.agent_records import SendToHead
 from bus.capabilities import BLOBS, CAPABILITIES
 from bus.crypto import KeyPair
 from bus.endpoint import Endpoint
-from bus.ids import NodeIdentity, WorkerIncarnation
+from bus.ids import NodeIdentity, SessionId, WorkerIncarnation
 from bus.link import LinkDown, LinkIdentity, LinkUp, MessageReceived
-from bus.messages.link import SESSION_COMMANDS, HeadConfirm, Heartbeat
+from bus.messages.link import SESSION_COMMANDS, HeadConfirm, Heartbeat, SessionRevoke
 from tests.harness.blob_rig import BlobsInMemory
 from tests.harness.memory_ends import Dialer, Listener
 from tests.harness.memory_parts import MODEL, WINDOW, MadeUpWorker, expected_tokens
@@ -62,6 +62,8 @@ class NodeHost(Process):
         self._head: bytes | None = None
         self._seen_heads: dict[bytes, tuple[int, int]] = {}
         self._link_id = 0
+        #: How often each session was revoked.
+        self._held_life: dict[SessionId, int] = {}
 
     @property
     def alive(self) -> bool:
@@ -265,11 +267,17 @@ class NodeHost(Process):
         rng = self.fleet.rng
         if not self.fleet.repeat or not isinstance(message, SESSION_COMMANDS):
             return
+        if isinstance(message, SessionRevoke):
+            self._held_life[message.session] = self._held_life.get(message.session, 0) + 1
         if rng.random() >= self.fleet.repeat:
             return
 
+        life = self._held_life.get(message.session, 0)
+
         def again() -> None:
-            if self.core is core and (address, link_id) == (self._head, self._link_id):
+            is_there = self.core is core and (address, link_id) == (self._head, self._link_id)
+            # What was revoked since has no commands that could be given again.
+            if is_there and life == self._held_life.get(message.session, 0):
                 core.link_message(message, self.now())
 
         self.fleet.after(rng.random() * REPEAT_S, lambda: self.post(again))
