@@ -14,8 +14,8 @@ from dataclasses import replace
 from functools import partial
 
 from bus.address import network_of
-from bus.address_slot import AddressSlot, Contest, next_to_cut
-from bus.admission import AdmissionControl, describe, same_process, shared_folder_text
+from bus.address_slot import AddressSlot, heaviest, next_to_cut
+from bus.admission import AdmissionControl
 from bus.crypto import Entropy
 from bus.endpoint import Endpoint
 from bus.errors import DecodeError
@@ -24,7 +24,6 @@ from bus.handshake import Admission
 from bus.handshake_steps import HandshakeStep, take_hello
 from bus.hello_guard import Mark
 from bus.link import (
-    HandshakeRefused,
     LinkEvent,
     LinkIdentity,
     LinkLimits,
@@ -36,11 +35,14 @@ from bus.link import (
 )
 from bus.messages.link import Heartbeat
 from bus.self_suspicion import SelfSuspicion
+from bus.succession import Succession
 from bus.wakeups import Wakeups
 
 #: Handshakes that wait for a Confirm, all of peers with the fleet token; above it the oldest of the
 #: source with most is cut. A fleet of 200 that comes back in one moment has room.
 MAX_HALF_OPEN = 256
+#: What all of them together may hold of Confirms that are not whole.
+MAX_CONFIRMING_BYTES = 64 * 1024 * 1024
 #: A ROUTER can not wait for one peer; a frame that it refused is tried again after this.
 REFUSED_RETRY_S = 0.005
 #: Stale and Reject answers that wait for the socket; more are dropped, the peers ask again.
@@ -56,7 +58,8 @@ class Acceptor:
         limits: of each link.
         last_seen: (incarnation, hello counter) stored for a key, or None for an unknown key. The
             owner stores them from each `LinkUp`.
-        admit: further checks of a peer (enrolment, pins), before any Diffie-Hellman.
+        admit: further checks of who a peer claims to be (pins), before any Diffie-Hellman.
+        admit_proven: further checks of a peer that has proved its key (enrolment).
         heartbeat: the content of the next heartbeat.
         suspicion: shared by all links of the process.
     """
@@ -69,6 +72,7 @@ class Acceptor:
         limits: LinkLimits | None = None,
         last_seen: Callable[[bytes], Mark | None] = lambda _: None,
         admit: Admission = lambda _: None,
+        admit_proven: Admission = lambda _: None,
         heartbeat: Callable[[], Heartbeat] = Heartbeat,
         suspicion: SelfSuspicion | None = None,
     ) -> None:
@@ -78,11 +82,20 @@ class Acceptor:
         self._heartbeat = heartbeat
         self._suspicion = suspicion or SelfSuspicion()
         self._control = AdmissionControl(
-            identity, last_seen=last_seen, admit=admit, linked=self._linked_peers
+            identity,
+            last_seen=last_seen,
+            admit=admit,
+            admit_proven=admit_proven,
+            linked=self._linked_peers,
         )
         #: In order of the newest handshake; an address without endpoints is not in it.
         self._slots: dict[bytes, AddressSlot] = {}
-        self._contests: dict[bytes, Contest] = {}
+        self._succession = Succession(
+            self._control,
+            probe_s=self.limits.probe_s,
+            links=self.links,
+            replace=self._replace,
+        )
         self._events: list[tuple[bytes, LinkEvent]] = []
         self._answers: deque[tuple[bytes, bytes]] = deque()
         #: Addresses with events or another timeout, and those that may have frames to send.
@@ -111,6 +124,14 @@ class Acceptor:
     def admitted(self) -> set[bytes]:
         """Addresses whose Hello verified: with a link, or a handshake under way."""
         return set(self._slots)
+
+    def linked(self) -> set[bytes]:
+        """Addresses with a link, or with a peer that confirmed and waits for its place."""
+        return {
+            address
+            for address, slot in self._slots.items()
+            if any(endpoint.state in ("up", "held") for endpoint in slot.endpoints())
+        }
 
     @property
     def half_open(self) -> int:
@@ -147,6 +168,8 @@ class Acceptor:
             if endpoint.link_id == frame.link_id:
                 endpoint.receive_frame(frame, now)
                 self._settle(address)
+                if frame.more and endpoint.state == "confirming":
+                    self._bound_confirms()
                 return
         if frame.kind is FrameKind.HELLO:
             self._on_hello(address, frame, now, peer_key)
@@ -192,12 +215,21 @@ class Acceptor:
         endpoint.take_step(step, self._now)
         if self.half_open <= MAX_HALF_OPEN:
             return
-        oldest = next_to_cut(self._slots)
-        cut, self._slots[oldest].half_open = self._slots[oldest].half_open, None
         reason = f"more than {MAX_HALF_OPEN} handshakes at once; the oldest was cut"
+        self._cut_half_open(next_to_cut(self._slots), reason)
+
+    def _bound_confirms(self) -> None:
+        held, address = heaviest(self._slots)
+        if held > MAX_CONFIRMING_BYTES:
+            limit = MAX_CONFIRMING_BYTES // 1024**2
+            reason = f"handshakes under way hold more than {limit} MiB; the largest was cut"
+            self._cut_half_open(address, reason)
+
+    def _cut_half_open(self, address: bytes, reason: str) -> None:
+        cut, self._slots[address].half_open = self._slots[address].half_open, None
         code = Refusal.TOO_MANY_HANDSHAKES.text
-        self._events.append((oldest, PeerRefused(code, reason, peer=cut.peer if cut else None)))
-        self._forget_if_empty(oldest)
+        self._events.append((address, PeerRefused(code, reason, peer=cut.peer if cut else None)))
+        self._forget_if_empty(address)
 
     def _answer(self, address: bytes, frame: bytes) -> None:
         if len(self._answers) < MAX_ANSWERS:
@@ -211,7 +243,7 @@ class Acceptor:
 
     def _settle_all(self) -> None:
         self._settle_changed()
-        for address in self._contests.copy():
+        for address in self._succession.waiting():
             self._judge(address)
         self._settle_changed()
 
@@ -243,8 +275,8 @@ class Acceptor:
             slot.link = None
         if slot.endpoints():
             self._wakeups.plan(address, slot.next_timeout())
-            if contest := self._contests.get(address):
-                self._wakeups.plan(address, contest.until)
+            if until := self._succession.until(address):
+                self._wakeups.plan(address, until)
         else:
             del self._slots[address]
             self._wakeups.plan(address, None)
@@ -269,50 +301,16 @@ class Acceptor:
         """A peer confirmed: it comes up, waits, or is refused."""
         # The end of an older link is told first.
         self._settle_changed(but=address)
-        others = [(where, link) for where, link in self.links() if where != address]
-        rivals = [
-            (where, link) for where, link in others if link.peer and link.peer.public == peer.public
-        ]
-        try:
-            self._control.check_conflicts(peer)
-        except HandshakeRefused as error:
-            newcomer.refuse(error.refusal, error.message, self._now)
-            return
-        for where, holder in rivals:
-            if holder.peer and same_process(holder.peer, peer):
-                self._supersede(where, holder, peer)
-            elif holder.link:
-                holder.link.probe()
-                until = self._now + self.limits.probe_s
-                self._contests[address] = Contest(newcomer, holder, until)
-                return
-        newcomer.accept(self._now)
-        self._settle(address)
+        self._succession.confirmed(address, newcomer, peer, self._now)
+        if newcomer.state == "up":
+            self._settle(address)
 
     def _judge(self, address: bytes) -> None:
         """Has the older link of a newcomer's key answered, or had its time?"""
-        contest, newcomer = self._contests[address], self._contests[address].newcomer
-        slot, peer = self._slots.get(address), newcomer.peer
-        if slot is None or slot.half_open is not newcomer or newcomer.state != "held" or not peer:
-            del self._contests[address]
-        elif contest.holder.state != "up" or contest.holder.peer is None:
-            del self._contests[address]
-            self._on_confirmed(address, newcomer, peer)
-        elif contest.holder.link and contest.holder.link.probe_answered:
-            del self._contests[address]
-            text = shared_folder_text(peer, contest.holder.peer)
-            newcomer.refuse(Refusal.IDENTITY_IN_USE, text, self._now)
-        elif self._now >= contest.until:
-            del self._contests[address]
-            where = next(found for found, link in self.links() if link is contest.holder)
-            self._supersede(where, contest.holder, peer)
-            self._on_confirmed(address, newcomer, peer)
-
-    def _supersede(self, address: bytes, holder: Endpoint, peer: PeerInfo) -> None:
-        self._replace(
-            address, holder, f"{peer.role} {peer.name} linked again{describe(peer.process)}"
-        )
-        self._control.replaced(peer, self._now)
+        slot = self._slots.get(address)
+        newcomer = slot.half_open if slot else None
+        if self._succession.judge(address, newcomer, self._now) and newcomer and newcomer.peer:
+            self._on_confirmed(address, newcomer, newcomer.peer)
 
     def _replace(self, address: bytes, link: Endpoint, reason: str) -> None:
         link.replace(reason, self._now)

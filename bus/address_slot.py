@@ -1,4 +1,4 @@
-"""What one return address of a ROUTER holds, and whose handshakes wait for what."""
+"""What one return address of a ROUTER holds, and whose handshake gives way."""
 
 from __future__ import annotations
 
@@ -45,10 +45,22 @@ def next_to_cut(slots: Mapping[bytes, AddressSlot]) -> bytes:
     return next(address for address, source in waiting if counts[source] == most)
 
 
-@dataclass(frozen=True, slots=True)
-class Contest:
-    """A peer that confirmed waits whether the older link of its key answers a probe."""
+def heaviest(slots: Mapping[bytes, AddressSlot]) -> tuple[int, bytes]:
+    """Bytes that handshakes under way hold of Confirms that are not whole, and whose goes first.
 
-    newcomer: Endpoint
-    holder: Endpoint
-    until: float
+    Args:
+        slots: by address.
+
+    Returns:
+        All bytes, and the address with most of them of the source with most.
+    """
+    held = {
+        address: slot.half_open.link.joined_bytes
+        for address, slot in slots.items()
+        if slot.half_open and slot.half_open.link
+    }
+    by_source: Counter[Hashable] = Counter()
+    for address, count in held.items():
+        by_source[slots[address].source] += count
+    last = max(held, key=lambda where: (by_source[slots[where].source], held[where]), default=b"")
+    return sum(held.values()), last

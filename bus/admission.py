@@ -27,9 +27,10 @@ FAILED_LATELY_PER_S = 0.5
 #: that is counted: a forger uses up its own.
 HANDSHAKES_PER_S = 50.0
 HANDSHAKES_BURST = 256.0
-#: The same for keys that never linked, from all addresses together. One that asked for no other
-#: in the last second is answered all the same.
+#: The same for keys that never linked, from all addresses together; and so many more for addresses
+#: that asked for no other in the last second, so that one of them does not shut out the rest.
 UNKNOWN_KEYS_PER_S = 50.0
+UNKNOWN_KEYS_ALONE_PER_S = 200.0
 #: So often may one key's link be replaced; two processes that share it would never stop.
 MAX_REPLACEMENTS = 3
 REPLACEMENT_WINDOW_S = 60.0
@@ -41,7 +42,8 @@ class AdmissionControl:
     Args:
         identity: ours.
         last_seen: mark of a key's last link, as stored; None for an unknown key.
-        admit: the owner's checks (enrolment, pins).
+        admit: the owner's checks (enrolment, pins) of who a peer claims to be.
+        admit_proven: the owner's checks of a peer that has proved its key.
         linked: the peers of all links that are up.
     """
 
@@ -51,11 +53,13 @@ class AdmissionControl:
         *,
         last_seen: Callable[[bytes], Mark | None],
         admit: Admission,
+        admit_proven: Admission,
         linked: Callable[[], Iterable[PeerInfo]],
     ) -> None:
         self._identity = identity
         self._guard = HelloGuard(last_seen)
         self._admit = admit
+        self._admit_proven = admit_proven
         self._linked = linked
         self._failures = KeyedBuckets(FAILED_HELLOS_PER_S, FAILED_HELLOS_BURST)
         self._lately = KeyedBuckets(FAILED_LATELY_PER_S, 1.0)
@@ -63,6 +67,7 @@ class AdmissionControl:
         self._handshakes = KeyedBuckets(HANDSHAKES_PER_S, HANDSHAKES_BURST)
         self._unknown_keys = TokenBucket(UNKNOWN_KEYS_PER_S, UNKNOWN_KEYS_PER_S)
         self._unknown_lately = KeyedBuckets(1.0, 1.0)
+        self._unknown_alone = TokenBucket(UNKNOWN_KEYS_ALONE_PER_S, UNKNOWN_KEYS_ALONE_PER_S)
         self._replaced_at: dict[bytes, deque[float]] = {}
 
     def may_try(self, source: Hashable, now: float) -> bool:
@@ -108,8 +113,10 @@ class AdmissionControl:
                 f"more than {HANDSHAKES_PER_S:g} handshakes a second from one address; it is tried "
                 "again",
             )
-        own_turn = self._unknown_lately.bucket(source).take(now)
-        if not known and not self._unknown_keys.take(now) and not own_turn:
+        if known:
+            return
+        alone = self._unknown_lately.bucket(source).take(now)
+        if not (self._unknown_keys.take(now) or (alone and self._unknown_alone.take(now))):
             raise HandshakeRefused(
                 Refusal.TOO_MANY_HANDSHAKES,
                 f"more than {UNKNOWN_KEYS_PER_S:g} unknown keys a second; it is tried again",
@@ -137,6 +144,15 @@ class AdmissionControl:
                     f"head {peer.name} wants this node, which serves head {other.name}; "
                     "take it from that head first",
                 )
+
+    def check_confirmed(self, peer: PeerInfo) -> None:
+        """The last checks of a peer that confirmed.
+
+        Raises:
+            HandshakeRefused: it may not link.
+        """
+        self.check_conflicts(peer)
+        self._admit_proven(peer)
 
     def linked(self, peer: PeerInfo) -> None:
         """A peer's link is up."""

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bus.crypto import Entropy
-from bus.errors import DecodeError, TooLarge, WireError
+from bus.errors import DecodeError, WireError
 from bus.frames import Frame, FrameKind, parse_frame
 from bus.handshake import Admission, Established
 from bus.handshake_steps import HandshakeStep, Handshaking, State
@@ -36,9 +36,8 @@ from bus.link import (
     PeerRefused,
     Refusal,
     goodbye_text,
-    read_goodbye,
 )
-from bus.messages.link import LINK, MAX_MESSAGE_BYTES, Goodbye, HeadConfirm, Heartbeat, NodeConfirm
+from bus.messages.link import LINK, Goodbye, HeadConfirm, Heartbeat, NodeConfirm
 from bus.outbox import Outbox
 from bus.sealed_link import SealedLink
 from bus.self_suspicion import SelfSuspicion
@@ -97,7 +96,6 @@ class Endpoint:
         self._suspicion = suspicion or SelfSuspicion()
         self._on_change = on_change
         self._busy = False
-        self._deadline: float | None = None
         #: Frames that nothing was done with: malformed, or of no link of ours.
         self.ignored_frames = 0
 
@@ -115,6 +113,16 @@ class Endpoint:
     @property
     def link_id(self) -> int | None:
         return self._link.link_id if self._link else None
+
+    @property
+    def retry_at(self) -> float | None:
+        """When the next Hello goes out after a refusal; None when none was refused."""
+        return self._redial.due_at if self._redial.waits else None
+
+    @property
+    def rejects(self) -> int:
+        """Refusals in a row that made the waits longer."""
+        return self._redial.rejects
 
     @property
     def queued_bytes(self) -> int:
@@ -151,12 +159,7 @@ class Endpoint:
         """
         if self._state != "up":
             return False
-        data = LINK.encode(message)
-        if len(data) > MAX_MESSAGE_BYTES:
-            raise TooLarge(
-                f"a {type(message).__name__} of {len(data)} bytes; {MAX_MESSAGE_BYTES} is the most"
-            )
-        self._outbox.put(FrameKind.DATA, LINK.priority(message), data)
+        self._outbox.put_message(message)
         waiting = self._outbox.message_bytes
         if waiting > self.limits.max_queued_bytes:
             self._end("queue_full", f"{self._peer_name()} takes nothing; {waiting} bytes wait")
@@ -185,17 +188,20 @@ class Endpoint:
 
     # --- starting and ending ------------------------------------------------------------------
 
-    def connect(self, now: float) -> None:
-        """Begin a handshake (initiator only); an older one or a link that is up is given up."""
+    def connect(self, now: float, rejects: int = 0) -> None:
+        """Begin a handshake (initiator only); an older one or a link that is up is given up.
+
+        Args:
+            rejects: of an earlier endpoint to the same peer, whose waits go on to grow.
+        """
         if not self.initiator:
             raise WireError("a responder waits for Hello; only an initiator connects")
         self._now = now
         if self._state == "up":
             self._end("disconnected", "the connection was made again", say=False)
         self._drop_link()
-        self._redial.reset()
+        self._handshaking.begin(now, rejects)
         self._state = "connecting"
-        self._deadline = now + self.limits.handshake_s
         self._say_hello(now)
 
     def accept(self, now: float) -> None:
@@ -247,10 +253,10 @@ class Endpoint:
 
     def _drop_link(self, last_words: bytes | None = None) -> None:
         self._outbox.close(last_words)
-        self._redial.answered()
+        self._handshaking.ended()
         if self._link:
             self._link.close()
-        self._link = self._confirm = self._deadline = None
+        self._link = self._confirm = None
 
     def _end(
         self,
@@ -276,8 +282,7 @@ class Endpoint:
         self._drop_link()
         if self.initiator:
             self._state = "connecting"
-            self._deadline = self._now + self.limits.handshake_s
-            self._redial.refused(self._now, token=code == Refusal.TOKEN_REFUSED.text)
+            self._handshaking.refused(self._now, code)
         else:
             self._state = "down"
 
@@ -336,8 +341,7 @@ class Endpoint:
             suspicion=self._suspicion,
         )
         self._state = "confirming"
-        confirm_by = self._now + self.limits.confirm_s
-        self._deadline = min(confirm_by, self._deadline or confirm_by)
+        self._handshaking.made(self._now)
         if self.initiator:
             self._link.queue_confirm()
 
@@ -345,24 +349,13 @@ class Endpoint:
         if message is None:
             return
         if isinstance(message, LinkFault):
-            self._fail(message.code, message.reason, say=message.code != "stale")
-        elif isinstance(message, Goodbye):
-            code, reason = read_goodbye(message.reason)
-            what = "ended" if self._state == "up" else "refused"
-            text = f"{self._peer_name()} {what} the link: {reason}"
-            self._fail(code, text, say=False, by_peer=True)
-        elif self._state == "confirming":
-            self._on_confirm(message, link)
-        elif self._state == "held" or isinstance(message, NodeConfirm | HeadConfirm):
-            self._fail("protocol", f"{self._peer_name()} sent a {type(message).__name__} too soon")
-        else:
+            say = message.code != "stale" and not message.by_peer
+            self._fail(message.code, message.reason, say=say, by_peer=message.by_peer)
+        elif self._state == "up":
             self._events.append(MessageReceived(message))
-
-    def _on_confirm(self, message: Any, link: SealedLink) -> None:
-        if not link.confirm(message):
-            self._fail("protocol", f"{self._peer_name()} confirmed as somebody else")
         elif self._holds:
-            self._state, self._confirm, self._deadline = "held", message, None
+            self._state, self._confirm = "held", message
+            self._handshaking.confirmed()
             self._events.append(PeerConfirmed(link.peer))
         else:
             self._come_up(link, message)
@@ -370,8 +363,8 @@ class Endpoint:
     def _come_up(self, link: SealedLink, confirm: NodeConfirm | HeadConfirm) -> None:
         if not self.initiator:
             link.queue_confirm()
-        self._state, self._confirm, self._deadline = "up", None, None
-        self._redial.reset()
+        self._state, self._confirm = "up", None
+        self._handshaking.ended()
         link.come_up(self._now, busy=self._busy)
         self._events.append(LinkUp(link.peer, confirm))
         self._on_change()
@@ -380,7 +373,7 @@ class Endpoint:
 
     def next_timeout(self) -> float | None:
         """When to call `handle_timeout`, or None."""
-        times = [self._redial.due_at, self._deadline]
+        times = [self._handshaking.next_timeout()]
         if self._link:
             times.append(self._link.next_timeout())
         return min((time for time in times if time is not None), default=None)
@@ -388,23 +381,16 @@ class Endpoint:
     def handle_timeout(self, now: float) -> None:
         """Do what is due. Call after every frame that was readable has been received."""
         self._now = now
-        if self._deadline is not None and now >= self._deadline:
-            self._handshake_timed_out(now)
+        if refused := self._handshaking.timed_out(now, self._peer_name()):
+            if self._state == "confirming":
+                self._fail(refused.code, refused.reason, say=False)
+            else:
+                self._events.append(refused)
         if self._redial.due_at is not None and now >= self._redial.due_at:
             self._say_hello(now)
         if self._link:
             self._take(self._link.handle_timeout(now), self._link)
         self._on_change()
-
-    def _handshake_timed_out(self, now: float) -> None:
-        name = self._peer_name()
-        if self._state == "confirming":
-            self._fail("handshake_timeout", f"{name} did not confirm the link in time", say=False)
-            return
-        limit_s = self.limits.handshake_s
-        text = f"{name} did not finish the handshake within {limit_s:g} s; is one listening there?"
-        self._events.append(PeerRefused("handshake_timeout", text))
-        self._deadline = now + limit_s
 
     def _peer_name(self) -> str:
         return f"{self.peer.role} {self.peer.name}" if self.peer else self.identity.peer_name

@@ -43,6 +43,8 @@ MAX_FRAME_BYTES = HEADER.size + TAG_BYTES + PART_BYTES
 #: Frames of one channel under one key; the link ends there, long before a counter could wrap. It
 #: is more than `LinkLimits.rekey_frames`, so a rekey has time to finish.
 MAX_COUNTER = 2**33
+#: While the longest message is on its way in parts, others may be, up to this.
+MAX_BESIDE_BYTES = 4 * 1024 * 1024
 #: In `flags`: more parts of this message follow on this channel; and the key phase modulo 8.
 MORE = 0x01
 PHASES = 8
@@ -177,6 +179,10 @@ class FrameSealer:
         self.phase = 0
         self.frames = 0
 
+    def used_up(self, channel: int) -> bool:
+        """Whether a channel's counter has reached its limit."""
+        return self._counters[channel] >= MAX_COUNTER
+
     def seal(self, kind: FrameKind, channel: int, part: bytes, *, more: bool = False) -> bytes:
         """The frame that carries `part`; call only when it is the next to go.
 
@@ -184,7 +190,7 @@ class FrameSealer:
             WireError: the channel's counter is used up.
         """
         counter = self._counters[channel]
-        if counter >= MAX_COUNTER:
+        if self.used_up(channel):
             raise WireError("a channel's counter is used up; the link is made again")
         header = pack_header(kind, self._link_id, counter, channel, more=more, phase=self.phase)
         self._counters[channel] = counter + 1
@@ -255,27 +261,37 @@ class FrameOpener:
 
 
 class PartJoiner:
-    """Joins the parts of messages, channel by channel, under a limit."""
+    """Joins the parts of messages, channel by channel, under a limit.
+
+    Attributes:
+        max_bytes: the longest message.
+        held_bytes: parts of all channels that wait for more; a little above the limit at most.
+    """
 
     def __init__(self, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
+        self.held_bytes = 0
         self._parts: list[bytearray] = [bytearray() for _ in range(CHANNELS)]
 
     def add(self, channel: int, part: bytes, *, more: bool) -> bytes | None:
         """The whole message when `part` is its last, else None.
 
         Raises:
-            DecodeError: an empty part, or a message over the limit.
+            DecodeError: an empty part, a message over the limit, or too many that are not whole.
         """
         joined = self._parts[channel]
         if not part:
             raise DecodeError("an empty part of a message")
-        if len(joined) + len(part) > self._max_bytes:
-            raise DecodeError(f"a message of more than {self._max_bytes} bytes in parts")
+        if len(joined) + len(part) > self.max_bytes:
+            raise DecodeError(f"a message of more than {self.max_bytes} bytes in parts")
         if not more and not joined:
             return part
+        if self.held_bytes + len(part) > self.max_bytes + MAX_BESIDE_BYTES:
+            raise DecodeError(f"messages of {self.held_bytes} bytes that are not whole")
         joined += part
         if more:
+            self.held_bytes += len(part)
             return None
+        self.held_bytes -= len(joined) - len(part)
         self._parts[channel] = bytearray()
         return bytes(joined)

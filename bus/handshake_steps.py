@@ -53,7 +53,7 @@ def take_hello(
 
 
 class Handshaking:
-    """The handshakes of one endpoint, one after the other.
+    """The handshakes of one endpoint, one after the other, and how long each may take.
 
     Args:
         identity: ours.
@@ -73,10 +73,60 @@ class Handshaking:
         admit: Admission,
     ) -> None:
         self.redial = Redial(identity, entropy, limits)
+        self._limits = limits
+        #: When the handshake has taken too long; None when none is under way.
+        self._deadline: float | None = None
         self._identity = identity
         self._initiator = initiator
         self._entropy = entropy
         self._admit = admit
+
+    # --- time ---------------------------------------------------------------------------------
+
+    def begin(self, now: float, rejects: int) -> None:
+        """An initiator connects; after so many refusals in a row."""
+        self.redial.reset(rejects)
+        self._deadline = now + self._limits.handshake_s
+
+    def made(self, now: float) -> None:
+        """The peer has to confirm from now on."""
+        confirm_by = now + self._limits.confirm_s
+        self._deadline = min(confirm_by, self._deadline or confirm_by)
+
+    def refused(self, now: float, code: str) -> None:
+        """It led to nothing; an initiator tries again, and its time begins with the next Hello."""
+        self.redial.refused(now, code)
+        self._deadline = (self.redial.due_at or now) + self._limits.handshake_s
+
+    def confirmed(self) -> None:
+        """The peer has done its part."""
+        self._deadline = None
+
+    def ended(self) -> None:
+        """No handshake is under way, and no Hello is due."""
+        self.redial.answered()
+        self._deadline = None
+
+    def next_timeout(self) -> float | None:
+        """When a Hello is due, or `timed_out` will be true."""
+        times = [time for time in (self.redial.due_at, self._deadline) if time is not None]
+        return min(times, default=None)
+
+    def timed_out(self, now: float, peer_name: str) -> PeerRefused | None:
+        """That it has taken too long, once; then it has as much time again."""
+        if self._deadline is None or now < self._deadline:
+            return None
+        limit_s = self._limits.handshake_s
+        self._deadline = now + limit_s
+        return PeerRefused(
+            "handshake_timeout",
+            f"{peer_name} did not confirm the link in time"
+            if self.redial.pending is None
+            else f"{peer_name} did not finish the handshake within {limit_s:g} s; is one listening "
+            "there?",
+        )
+
+    # --- frames -------------------------------------------------------------------------------
 
     def receive(self, frame: Frame, state: State, link_id: int | None) -> HandshakeStep | None:
         """Take a Hello, HelloAck or Reject; None: nothing is to be done with it.

@@ -249,6 +249,8 @@ class LinkFault:
 
     code: str
     reason: str
+    #: It ended the link itself, in a Goodbye.
+    by_peer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from bus.errors import TooLarge
 from bus.frames import CHANNELS, PART_BYTES, FrameKind, FrameSealer, kind_of
+from bus.messages.link import LINK, MAX_MESSAGE_BYTES
 
 
 @dataclass(slots=True)
@@ -72,6 +75,19 @@ class Outbox:
         self._message_bytes += len(data)
         self._on_put()
 
+    def put_message(self, message: Any) -> None:
+        """Queue a message of the link by its priority.
+
+        Raises:
+            TooLarge: it is longer than any message may be.
+        """
+        data = LINK.encode(message)
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise TooLarge(
+                f"a {type(message).__name__} of {len(data)} bytes; {MAX_MESSAGE_BYTES} is the most"
+            )
+        self.put(FrameKind.DATA, LINK.priority(message), data)
+
     def put_switch(self, step: int, message: bytes, keys: tuple[bytes, ...]) -> None:
         """Queue a step of a rekey; what is sealed after it is sealed with `keys`."""
         self._channels[0].append(_Queued(FrameKind.REKEY, bytes([step]) + message, switch_to=keys))
@@ -116,7 +132,7 @@ class Outbox:
     def close(self, last_words: bytes | None) -> None:
         """End the link: drop its messages; `last_words`, a message, still goes out sealed."""
         self.drop_messages()
-        if last_words is not None and self._sealer is not None:
+        if last_words is not None and self._sealer is not None and not self._sealer.used_up(0):
             self.put_frame(self._sealer.seal(FrameKind.DATA, 0, last_words))
         self._sealer = None
 

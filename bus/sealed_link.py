@@ -16,10 +16,11 @@ from bus.crypto import Entropy
 from bus.errors import AuthError, DecodeError, WireError
 from bus.frames import Frame, FrameKind, PartJoiner
 from bus.handshake import Established
-from bus.link import LinkFault, LinkIdentity, LinkLimits, PeerInfo
+from bus.link import LinkFault, LinkIdentity, LinkLimits, PeerInfo, read_goodbye
 from bus.liveness import Liveness
 from bus.messages.link import (
     LINK,
+    MAX_MESSAGE_BYTES,
     Goodbye,
     HeadConfirm,
     Heartbeat,
@@ -31,6 +32,8 @@ from bus.outbox import Outbox
 from bus.rekey import Rekey
 from bus.self_suspicion import SelfSuspicion
 
+#: A Confirm names at most 65,536 sessions, which takes 5 MiB; before it the peer is a stranger.
+MAX_CONFIRM_BYTES = 8 * 1024 * 1024
 #: One Stale in this time is looked into.
 STALE_EVERY_S = 1.0
 #: Who probes and does not read gets no more answers than this.
@@ -75,7 +78,8 @@ class SealedLink:
         self._outbox = outbox
         self._heartbeat = heartbeat
         self._suspicion = suspicion
-        self._joiner = PartJoiner()
+        self._joiner = PartJoiner(MAX_CONFIRM_BYTES)
+        self._confirmed = False
         self._liveness: Liveness | None = None
         self._rekey: Rekey | None = None
         #: By when a sealed frame has to prove a Stale wrong; the next one counts from then on.
@@ -84,13 +88,18 @@ class SealedLink:
         outbox.open(made.sealer)
 
     @property
+    def joined_bytes(self) -> int:
+        """What came of messages that are not whole yet."""
+        return self._joiner.held_bytes
+
+    @property
     def name(self) -> str:
         """The peer in sentences."""
         return f"{self.peer.role} {self.peer.name}"
 
     # --- from Confirm to the end --------------------------------------------------------------
 
-    def confirm(self, message: Any) -> bool:
+    def _is_confirmed_by(self, message: Any) -> bool:
         """Take the peer's Confirm; False when it is none of the peer of the handshake."""
         peer, boot = self.peer, None
         if peer.role == "node" and isinstance(message, NodeConfirm):
@@ -116,6 +125,7 @@ class SealedLink:
 
     def come_up(self, now: float, *, busy: bool) -> None:
         """Both sides have confirmed: the timers begin."""
+        self._joiner.max_bytes = MAX_MESSAGE_BYTES
         self._liveness = Liveness(
             now,
             heartbeat_s=self._limits.heartbeat_s,
@@ -162,7 +172,7 @@ class SealedLink:
         except WireError as error:
             return LinkFault("gap", f"{self.name}: {error.message}")
 
-    def _read(self, frame: Frame, now: float) -> Any | None:
+    def _read(self, frame: Frame, now: float) -> Any | LinkFault | None:
         part = self._made.opener.open(frame)
         if part is None:
             return None
@@ -175,17 +185,36 @@ class SealedLink:
             self._on_rekey(part, now)
             return None
         whole = self._joiner.add(frame.channel, part, more=frame.more)
-        message = LINK.decode(whole) if whole is not None else None
-        # A Goodbye instead of a Confirm refuses the link.
-        told = isinstance(message, Goodbye) is (frame.kind is FrameKind.DATA)
-        if self._liveness is None and message is not None and not told:
+        if whole is None:
+            return None
+        message = LINK.decode(whole)
+        if isinstance(message, Goodbye) and frame.kind is FrameKind.DATA:
+            code, reason = read_goodbye(message.reason)
+            what = "refused" if self._liveness is None else "ended"
+            return LinkFault(code, f"{self.name} {what} the link: {reason}", by_peer=True)
+        if self._liveness is None:
+            return self._on_confirm(message, frame.kind)
+        return self._on_message(message, self._liveness)
+
+    def _on_confirm(self, message: Any, kind: FrameKind) -> Any | LinkFault:
+        if kind is not FrameKind.CONFIRM:
             raise DecodeError(f"a {type(message).__name__} instead of a Confirm")
+        if self._confirmed:
+            return LinkFault("protocol", f"{self.name} sent a {type(message).__name__} too soon")
+        if not self._is_confirmed_by(message):
+            return LinkFault("protocol", f"{self.name} confirmed as somebody else")
+        self._confirmed = True
+        return message
+
+    def _on_message(self, message: Any, liveness: Liveness) -> Any | LinkFault | None:
+        """What the owner is to know of a message on a link that is up."""
+        if isinstance(message, NodeConfirm | HeadConfirm):
+            return LinkFault("protocol", f"{self.name} confirmed a second time")
         if isinstance(message, Probe):
             if self._outbox.waiting(0) < MAX_ANSWERS_WAITING:
-                self._put(ProbeAnswer(number=message.number))
+                self._outbox.put_message(ProbeAnswer(number=message.number))
         elif isinstance(message, ProbeAnswer):
-            if self._liveness is not None:
-                self._liveness.answered(message.number)
+            liveness.answered(message.number)
         else:
             return message
         return None
@@ -216,7 +245,7 @@ class SealedLink:
         if self._liveness is not None:
             number = self._liveness.next_probe()
             if PROBE in self.peer.capabilities:
-                self._put(Probe(number=number))
+                self._outbox.put_message(Probe(number=number))
 
     @property
     def probe_answered(self) -> bool:
@@ -243,9 +272,6 @@ class SealedLink:
     def _offer_rekey(self, now: float) -> None:
         if self._rekey is not None and self._rekey.due(now):
             self.rekey(now)
-
-    def _put(self, message: Heartbeat | Probe | ProbeAnswer) -> None:
-        self._outbox.put(FrameKind.DATA, LINK.priority(message), LINK.encode(message))
 
     # --- time ---------------------------------------------------------------------------------
 
@@ -278,5 +304,5 @@ class SealedLink:
         if self._liveness.heartbeat_due(now):
             self._liveness.sent(now)
             if not self._outbox.holds_back(0):
-                self._put(self._heartbeat())
+                self._outbox.put_message(self._heartbeat())
         return None

@@ -25,6 +25,12 @@ def peer_of(fd: int) -> bytes | None:
         return _peer(duplicate)
 
 
+def host_of(peer: bytes) -> str:
+    """The network address in what `peer_of` gave; empty for ipc."""
+    _, found, rest = peer.partition(b"('")
+    return rest.partition(b"'")[0].decode(errors="replace") if found else ""
+
+
 def cut(fd: int, peer: bytes) -> bool:
     """Shut down the connection behind `fd` if it still leads to `peer`, as `peer_of` gave it.
 

@@ -6,7 +6,8 @@
 libzmq makes the connection again by itself, and this end says Hello when it stands; the waits
 after a link's end grow and are drawn at random, so that a thousand nodes do not come back at once.
 A connection that went silent or carried what does not verify is given up for a new one: libzmq
-alone would keep it for its own 30 s, and after bytes that are no ZMTP it gives up for ever.
+alone would keep it for its own 30 s, and after bytes that are no ZMTP it gives up for ever. Who is
+refused gives the connection back until it tries again.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ MAX_BATCH = 256
 #: libzmq takes a connection again and says so at once, but never after bytes that are no ZMTP.
 ABANDONED_S = 1.0
 CONNECTING = frozenset({Happening.CONNECT_DELAYED, Happening.CONNECT_RETRIED, Happening.CONNECTED})
+#: Who was refused and waits longer than this holds no connection meanwhile: the peer would take it
+#: for a stranger's, and 64 of those is all that it keeps.
+RESTS_FROM_S = 1.0
 #: Ends of links and handshakes after which their connection is not used again.
 BROKEN_CODES = frozenset({"silent", "gap", "auth", "decode", "handshake_timeout"})
 
@@ -87,6 +91,10 @@ class DealerLink:
         #: When to give the present connection up for a new one: in a later turn than the peer was
         #: told why, or when libzmq does nothing for one.
         self._reconnect_at: float | None = None
+        #: While no connection is wanted, when one will be.
+        self._connect_at: float | None = None
+        #: Refusals in a row, of endpoints before the present one.
+        self._rejects = 0
         self._loop: Loop | None = None
         self._dealer = shared_context().socket(zmq.DEALER)
         configure_dealer(self._dealer, self._rng)
@@ -165,12 +173,14 @@ class DealerLink:
     def next_timeout(self) -> float | None:
         """When `handle_timeout` is due."""
         times = [self._retry_at, self._unreachable_at, self._endpoint.next_timeout()]
-        times += [self._hello_at, self._reconnect_at]
+        times += [self._hello_at, self._reconnect_at, self._connect_at]
         return min((at for at in times if at is not None), default=None)
 
     def handle_timeout(self, now: float) -> None:
         """Say Hello, retry, beat and report what is due; `flush` follows at the turn's end."""
         if self._reconnect_at is not None and self._reconnect_at <= now:
+            self._give_up_connection(now)
+        if self._connect_at is not None and self._connect_at <= now:
             self._make_connection(now)
         if self._retry_at is not None and self._retry_at <= now:
             self.flush(now)
@@ -208,12 +218,15 @@ class DealerLink:
         self._monitor.close()
         self._dealer.close(GOODBYE_LINGER_MS)
         self._connected = False
-        self._hello_at = self._retry_at = self._unreachable_at = self._reconnect_at = None
+        self._hello_at = self._retry_at = self._unreachable_at = None
+        self._reconnect_at = self._connect_at = None
 
     # --- inside -------------------------------------------------------------------------------
 
     def _on_connection(self, event: ConnectionEvent) -> None:
         now = self._now()
+        if self._connect_at is not None:
+            return  # Of a connection that was given up.
         if event.happening in CONNECTING:
             self._reconnect_at = None
         elif event.happening in (Happening.DISCONNECTED, *HANDSHAKE_FAILURES):
@@ -231,16 +244,20 @@ class DealerLink:
             text = f"{self.label} closed the connection or is no superfluid; check the address"
             self._events.append(PeerRefused("connection_closed", text))
 
-    def _make_connection(self, now: float) -> None:
-        """Give the connection up and take a new one; what was queued for it goes nowhere."""
+    def _give_up_connection(self, now: float) -> None:
+        """What was queued for it goes nowhere; a new one is made when there is a use for it."""
         self._reconnect_at = None
         if self.is_up:
             return
         self._endpoint.close("its connection is given up", now)
         self._connected = False
-        self._hello_at = self._retry_at = None
-        self._unreachable_at = now + UNREACHABLE_S
+        self._hello_at = self._retry_at = self._unreachable_at = None
         self._dealer.disconnect(self.address)
+        self._connect_at = max(now, self._not_before)
+
+    def _make_connection(self, now: float) -> None:
+        self._connect_at = None
+        self._unreachable_at = now + UNREACHABLE_S
         self._dealer.connect(self.address)
 
     def _lose_connection(self, now: float) -> None:
@@ -251,7 +268,7 @@ class DealerLink:
         self._endpoint.disconnected(f"{self.label} ended, or the network between did", now)
         self._collect()
         if not was_up:
-            self._not_before = self._backoff.ended(now)
+            self._not_before = max(self._not_before, self._backoff.ended(now))
 
     def _read(self, limit: int) -> None:
         for _ in range(limit):
@@ -271,17 +288,27 @@ class DealerLink:
         for event in self._endpoint.events():
             self._events.append(event)
             if isinstance(event, LinkUp):
+                self._rejects = 0
                 self._backoff.up(self._now())
             elif isinstance(event, LinkDown):
                 self._not_before = self._backoff.ended(self._now(), event.code)
                 if self._connected:
                     self._hello_at = self._not_before
+            elif isinstance(event, PeerRefused):
+                self._rest()
             if isinstance(event, LinkDown | PeerRefused) and event.code in BROKEN_CODES:
                 self._reconnect_at = self._now() if self._connected else self._reconnect_at
+
+    def _rest(self) -> None:
+        """After a refusal: hold no connection for a long wait."""
+        retry_at, now = self._endpoint.retry_at, self._now()
+        if retry_at is not None and retry_at - now > RESTS_FROM_S:
+            self._not_before, self._rejects = retry_at, self._endpoint.rejects
+            self._reconnect_at = now if self._connected else self._reconnect_at
 
     def _say_hello(self, now: float) -> None:
         self._hello_at = None
         self._collect()
         self._endpoint = self._make_endpoint()
         self._endpoint.set_busy(self._busy)
-        self._endpoint.connect(now)
+        self._endpoint.connect(now, self._rejects)

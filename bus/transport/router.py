@@ -171,6 +171,7 @@ class RouterLinks:
             data = frame.bytes
             self._place(address, frame)
         whole = True
+        self._strangers.read(address, len(data))
         while self._router.getsockopt(zmq.RCVMORE):
             # Link-F has one part per frame; more of them come from somebody else.
             self._router.recv(zmq.NOBLOCK)
@@ -184,7 +185,6 @@ class RouterLinks:
         if not self._table.place(address, source_fd(frame)):
             self._ending.append(address)
             return
-        self._strangers.spoke(address)
         if self.address.startswith("tcp:") and (host := source_host(frame)):
             self._host_of[address] = host.encode()
 
@@ -209,7 +209,7 @@ class RouterLinks:
                 self._loop.wakeup()  # The owner took this turn's events already.
 
     def _check_strangers(self, now: float) -> None:
-        admitted = self.acceptor.admitted()
-        silence_s = self.acceptor.limits.handshake_s
-        for event in self._strangers.check(now, admitted, silence_s):
+        admitted, linked = self.acceptor.admitted(), self.acceptor.linked()
+        limit_s = self.acceptor.limits.handshake_s
+        for event in self._strangers.check(now, admitted, linked, limit_s):
             self._refused.append((b"", event))

@@ -1,36 +1,51 @@
-"""Connections of a ROUTER that have made no link: counted, timed, measured, and cut.
+"""Connections of a ROUTER: those that have made no link are counted, timed and measured, and cut.
 
 Whoever reaches the port may connect, and until a Hello has verified nothing is known of them.
 libzmq buffers what they send where we see it late: a message of many parts not before its last
-part. So strangers are limited from outside, by the bytes that the kernel counts on their
-connection.
+part. So connections are limited from outside, by the bytes that the kernel counts on them. That
+holds for a linked peer, too: its bytes have to come out as frames.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass
 
+from bus.address import network_of
 from bus.link import LinkEvent, PeerRefused
 from bus.transport.connections import ConnectionTable
-from bus.transport.cutting import bytes_received, cut, peer_of
+from bus.transport.cutting import bytes_received, cut, host_of, peer_of
 from bus.transport.monitor import ConnectionEvent, Happening
 
-#: Connections that have not made a link, beside the handshakes under way; the oldest is cut first.
+#: Connections without a verified Hello; above it the oldest of the network with most is cut.
 MAX_STRANGERS = 64
 #: A handshake takes some 3 KiB with ZMTP's own; a stranger that sent more wants something else.
 MAX_STRANGER_BYTES = 64 * 1024
-#: How often strangers are measured: at 1 Gbit/s some 6 MB pass between two looks.
+#: What a peer sent and we did not get as frames: some are on their way, at most 16 of 300 KiB in
+#: libzmq and the kernel's buffer before them; an endless message of many parts is all beyond.
+MAX_UNREAD_BYTES = 32 * 1024 * 1024
+#: ZMTP's own heartbeats are no frames; they take less than this.
+PING_BYTES_PER_S = 32
+#: How often strangers are measured: at 1 Gbit/s some 6 MB pass between two looks. And others.
 MEASURE_EVERY_S = 0.05
+MEASURE_LINKED_EVERY_S = 1.0
 
 
 @dataclass(slots=True)
 class _Known:
-    """Who was there when the connection was accepted, when, and whether a frame came of it."""
+    """Who was there when the connection was accepted, and what it has done since."""
 
     peer: bytes
+    network: str
+    accepted_s: float
+    #: Since when it has no link, and what it had sent by then.
     since_s: float
+    since_bytes: int = 0
+    linked: bool = False
     spoke: bool = False
+    #: Bytes that came as frames, with ZMTP's headers.
+    read_bytes: int = 0
 
 
 class Strangers:
@@ -53,15 +68,16 @@ class Strangers:
         accepted = {event.value for event in events if event.happening is Happening.ACCEPTED}
         for number, fd in open_fds.items():
             if fd in accepted and number not in self._known and (peer := peer_of(fd)):
-                self._known[number] = _Known(peer, now)
-        if accepted and self._check_at is None:
+                self._known[number] = _Known(peer, network_of(host_of(peer)), now, now)
+        if accepted:
             self._check_at = now
 
-    def spoke(self, address: bytes) -> None:
-        """A frame came from an address that was placed."""
+    def read(self, address: bytes, length: int) -> None:
+        """A frame of so many bytes came from an address that was placed."""
         known = self._known.get(self._table.number_of(address) or 0)
         if known is not None:
             known.spoke = True
+            known.read_bytes += length + (2 if length <= 255 else 9)
 
     def cut(self, address: bytes) -> bool:
         """End the connection behind an address at once; False when it has gone."""
@@ -74,39 +90,69 @@ class Strangers:
         """When `check` is due."""
         return self._check_at
 
-    def check(self, now: float, admitted: Set[bytes], silence_s: float) -> list[LinkEvent]:
-        """Cut who is silent for too long, sends too much, or is one too many.
+    def check(
+        self, now: float, admitted: Set[bytes], linked: Set[bytes], limit_s: float
+    ) -> list[LinkEvent]:
+        """Cut who has no link for too long, sends too much, or is one too many.
 
         Args:
+            now: seconds.
             admitted: addresses whose Hello verified.
-            silence_s: how long a connection may say nothing.
+            linked: those of them that have a link.
+            limit_s: how long a connection may have none.
 
         Returns:
             What a person should read.
         """
-        strangers = [
-            (number, fd)
-            for number, fd, addresses in self._table.connections()
-            if number in self._known and admitted.isdisjoint(addresses)
-        ]
-        self._check_at = now + MEASURE_EVERY_S if strangers else None
-        excess = max(0, len(strangers) - MAX_STRANGERS)
-        for number, fd in strangers[:excess]:
-            self._cut(number, fd)
         found: list[LinkEvent] = []
-        for number, fd in strangers[excess:]:
-            offence = self._offence(self._known[number], fd, now, silence_s)
+        strangers: list[tuple[int, int]] = []
+        for number, fd, addresses in list(self._table.connections()):
+            known = self._known.get(number)
+            if known is None:
+                continue
+            self._note_link(known, fd, now, linked=not linked.isdisjoint(addresses))
+            stranger = admitted.isdisjoint(addresses)
+            offence = self._offence(known, fd, now, limit_s, stranger=stranger)
             if offence and self._cut(number, fd):
                 text = f"a peer connected and {offence}; it was cut off"
                 found.append(PeerRefused("handshake_timeout", text))
+            elif stranger:
+                strangers.append((number, fd))
+        self._cut_excess(strangers)
+        every_s = MEASURE_EVERY_S if strangers else MEASURE_LINKED_EVERY_S
+        self._check_at = now + every_s if self._known else None
         return found
 
-    def _offence(self, known: _Known, fd: int, now: float, silence_s: float) -> str:
-        if not known.spoke and now - known.since_s >= silence_s:
-            return f"said nothing for {silence_s:g} s"
-        if (bytes_received(fd, known.peer) or 0) > MAX_STRANGER_BYTES:
+    def _note_link(self, known: _Known, fd: int, now: float, *, linked: bool) -> None:
+        if known.linked and not linked:
+            known.since_s = now
+            known.since_bytes = bytes_received(fd, known.peer) or 0
+        known.linked = linked
+
+    def _offence(
+        self, known: _Known, fd: int, now: float, limit_s: float, *, stranger: bool
+    ) -> str:
+        if not known.linked and now - known.since_s >= limit_s:
+            return f"{'made no link' if known.spoke else 'said nothing'} for {limit_s:g} s"
+        received = bytes_received(fd, known.peer) or 0
+        if stranger and received - known.since_bytes > MAX_STRANGER_BYTES:
             return f"sent more than {MAX_STRANGER_BYTES // 1024} KiB without joining"
+        pings = PING_BYTES_PER_S * (now - known.accepted_s)
+        if received - known.read_bytes - pings > MAX_UNREAD_BYTES:
+            return f"sent more than {MAX_UNREAD_BYTES // 1024**2} MiB that make no frame"
         return ""
+
+    def _cut_excess(self, strangers: list[tuple[int, int]]) -> None:
+        """Cut the oldest of the network with most, until there are no more than may be."""
+        counts = Counter(self._known[number].network for number, _ in strangers)
+        for _ in range(len(strangers) - MAX_STRANGERS):
+            most = max(counts.values())
+            oldest = next(
+                each for each in strangers if counts[self._known[each[0]].network] == most
+            )
+            counts[self._known[oldest[0]].network] -= 1
+            strangers.remove(oldest)
+            self._cut(*oldest)
 
     def _cut(self, number: int, fd: int) -> bool:
         known = self._known.pop(number, None)

@@ -10,8 +10,10 @@ import pytest
 
 from bus import acceptor
 from bus.address import network_of
+from bus.address_slot import heaviest
 from bus.crypto import KeyPair, SecretKey
 from bus.endpoint import Endpoint
+from bus.frames import PART_BYTES, FrameKind
 from bus.link import HelloCounter, LinkUp, PeerRefused
 from tests.harness.acceptor_fleet import Fleet, hello_of
 from tests.harness.link_identities import entropy_from, key, node
@@ -124,6 +126,59 @@ def test_what_256_half_open_handshakes_hold() -> None:
     fleet.acceptor.handle_timeout(fleet.now + 5.0)
     fleet.settle()
     assert fleet.acceptor._slots == {}
+
+
+def half_open(fleet: Fleet, address: bytes, source: bytes) -> Endpoint:
+    """A peer with the fleet token whose HelloAck came, so that it can seal."""
+    name = address.decode()
+    peer = Endpoint(node(name), initiator=True, entropy=entropy_from(address))
+    peer.connect(fleet.now)
+    hello = peer.next_frame()
+    assert hello is not None
+    fleet.acceptor.receive(address, hello, fleet.now, peer_key=source)
+    fleet.peers = {address: peer}
+    fleet.deliver()
+    assert peer.state == "confirming"
+    peer._outbox.drop_messages()
+    return peer
+
+
+def test_confirms_that_never_end_are_bounded_and_an_honest_one_comes_through() -> None:
+    fleet = Fleet(last_seen=known(1).get)
+    attackers = [half_open(fleet, b"t%d" % n, ATTACKER) for n in range(20)]
+    honest = half_open(fleet, b"honest", b"10.0.0.1")
+    part = bytes(PART_BYTES)
+    # Long ones, so that they come in parts; what is in them does not matter before the last.
+    honest._outbox.put(FrameKind.CONFIRM, 0, bytes(5 * 1024 * 1024))
+    for peer in attackers:
+        peer._outbox.put(FrameKind.CONFIRM, 0, bytes(7 * 1024 * 1024))
+    honest_frames = [frame for _ in range(39) if (frame := honest.next_frame())]
+    for frame in honest_frames:
+        fleet.acceptor.receive(b"honest", frame, fleet.now, peer_key=b"10.0.0.1")
+    most = 0
+    for _ in range(55):
+        for n, peer in enumerate(attackers):
+            if (frame := peer.next_frame()) is not None:
+                fleet.acceptor.receive(b"t%d" % n, frame, fleet.now, peer_key=ATTACKER)
+        most = max(most, heaviest(fleet.acceptor._slots)[0])
+    assert 60 * 1024 * 1024 < most <= acceptor.MAX_CONFIRMING_BYTES + len(part)
+    assert fleet.acceptor._slots[b"honest"].half_open is not None
+    fleet.events += fleet.acceptor.events()
+    cut = {where for where, code in fleet.codes(PeerRefused) if code == "too_many_handshakes"}
+    assert cut
+    assert b"honest" not in cut
+
+
+def test_a_confirm_of_more_than_8_mib_ends_its_handshake() -> None:
+    fleet = Fleet(last_seen=known(1).get)
+    peer = half_open(fleet, b"t0", ATTACKER)
+    peer._outbox.put(FrameKind.CONFIRM, 0, bytes(9 * 1024 * 1024))
+    for _ in range(70):
+        if (frame := peer.next_frame()) is not None:
+            fleet.acceptor.receive(b"t0", frame, fleet.now, peer_key=ATTACKER)
+    fleet.events += fleet.acceptor.events()
+    assert fleet.codes(PeerRefused) == [(b"t0", "decode")]
+    assert fleet.acceptor.half_open == 0
 
 
 @pytest.mark.parametrize(

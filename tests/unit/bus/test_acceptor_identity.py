@@ -180,7 +180,7 @@ def test_a_newcomer_that_leaves_while_it_waits_is_forgotten() -> None:
     fleet.acceptor.disconnected(b"new", "gone", fleet.now)
     pass_time(fleet, 3.0)
     assert fleet.up() == [b"old"]
-    assert fleet.acceptor._contests == {}
+    assert len(fleet.acceptor._succession) == 0
     assert fleet.acceptor.half_open == 0
 
 
