@@ -61,7 +61,7 @@ class _Caller:
 def newcomers(address: str, hello: bytes, rate: float, seconds: float) -> int:
     """One Hello from each new connection, or as many a second as this process can make."""
     host, port = address.removeprefix("tcp://").split(":")
-    rest = GREETING[10:] + READY + zmtp_frame(hello)
+    rest = READY + zmtp_frame(hello)
     callers: dict[int, _Caller] = {}
     poller = select.epoll()
     said = opened = 0
@@ -72,7 +72,10 @@ def newcomers(address: str, hello: bytes, rate: float, seconds: float) -> int:
                 (host, int(port)), source_address=(source_of(opened % CONNECTIONS), 0)
             )
             connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # libzmq takes nothing beyond the first signature before it has sent its own.
             connection.send(GREETING[:10])
+            connection.send(GREETING[10:])
             callers[connection.fileno()] = _Caller(connection, now)
             poller.register(connection, select.EPOLLIN)
             opened += 1
@@ -91,7 +94,7 @@ def _answer(caller: _Caller, rest: bytes) -> bool:
     """Go on with ZMTP's handshake; True when the Hello was said."""
     try:
         caller.received += len(caller.connection.recv(4096)) or ANSWERED_BYTES + 1
-        if caller.said:
+        if caller.said or caller.received < len(GREETING):
             return False
         caller.said = True
         caller.connection.send(rest)

@@ -34,7 +34,7 @@ from bus.messages.link import NodeConfirm
 from bus.transport import clock
 from bus.transport.dealer import DealerLink
 from bus.transport.loop import Loop
-from tests.harness.strangers import Stranger
+from tests.harness.strangers import Stranger, hello_of
 
 RATE_PER_S = 1000.0
 CROWD = 200
@@ -47,16 +47,7 @@ class GoodNode:
 
     def __init__(self, address: str, name: str, token: FleetToken) -> None:
         self._loop = Loop()
-        identity = LinkIdentity(
-            role="node",
-            name=name,
-            static=KeyPair.generate(os.urandom),
-            tokens=(token,),
-            incarnation=1,
-            confirm=lambda: NodeConfirm(
-                identity=NodeIdentity(name), incarnation=1, software="bench"
-            ),
-        )
+        identity = _identity(name, token)
         self._endpoints: list[Endpoint] = []
         self._link = DealerLink(address, lambda: self._endpoint(identity), rng=random.Random(1))
         self._link.attach(self._loop)
@@ -143,22 +134,19 @@ def head_alone() -> Iterator[tuple[Head, str, FleetToken]]:
 
 def bad_hello(token: FleetToken) -> bytes:
     """A Hello under the right token id whose last tag does not verify."""
-    identity = LinkIdentity(
+    hello = hello_of(_identity("stranger", token))
+    return hello[:-1] + bytes([hello[-1] ^ 1])
+
+
+def _identity(name: str, token: FleetToken) -> LinkIdentity:
+    return LinkIdentity(
         role="node",
-        name="stranger",
+        name=name,
         static=KeyPair.generate(os.urandom),
         tokens=(token,),
         incarnation=1,
-        confirm=lambda: NodeConfirm(
-            identity=NodeIdentity("stranger"), incarnation=1, software="bench"
-        ),
+        confirm=lambda: NodeConfirm(identity=NodeIdentity(name), incarnation=1, software="bench"),
     )
-    endpoint = Endpoint(identity, initiator=True, entropy=os.urandom)
-    endpoint.connect(0.0)
-    hello = endpoint.next_frame()
-    if hello is None:
-        raise RuntimeError("an initiator without a Hello")
-    return hello[:-1] + bytes([hello[-1] ^ 1])
 
 
 class Bench:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import zmq
 
-from bus.endpoint import Endpoint
 from bus.keys import load_token
-from bus.link import LinkIdentity, LinkLimits, PeerRefused
+from bus.link import LinkLimits, PeerRefused
 from bus.transport import clock, link_options
 from tests.harness.link_identities import node
 from tests.harness.link_processes import TOKEN, head_process, make_state, memory_bytes
 from tests.harness.link_sides import Stage
-from tests.harness.strangers import GREETING, Stranger, zmtp_frame
+from tests.harness.strangers import GREETING, Stranger, hello_of, zmtp_frame
 
 
 @pytest.fixture
@@ -73,14 +71,6 @@ def test_l1_a_node_that_shook_hands_stays_however_quiet_it_is(stage: Stage) -> N
 
 
 CROWD = 200
-
-
-def hello_of(identity: LinkIdentity) -> bytes:
-    made = Endpoint(identity, initiator=True, entropy=os.urandom)
-    made.connect(0.0)
-    hello = made.next_frame()
-    assert hello is not None
-    return hello
 
 
 def first_words(kind: str) -> bytes:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 from types import TracebackType
 from typing import Self
+
+from bus.endpoint import Endpoint
+from bus.link import LinkIdentity
 
 #: ZMTP 3.1, mechanism NULL, and a READY that says DEALER.
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
@@ -17,6 +21,15 @@ def zmtp_frame(payload: bytes, *, announce: int | None = None) -> bytes:
     """One message of one part; `announce` is the length that its header tells."""
     length = len(payload) if announce is None else announce
     return b"\x02" + struct.pack(">Q", length) + payload
+
+
+def hello_of(identity: LinkIdentity) -> bytes:
+    """A Hello frame that this process's peer would take."""
+    made = Endpoint(identity, initiator=True, entropy=os.urandom)
+    made.connect(0.0)
+    hello = made.next_frame()
+    assert hello is not None
+    return hello
 
 
 class Stranger:
