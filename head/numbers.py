@@ -1,7 +1,8 @@
 """The numbers of one start of the head: none of them is ever given out twice, also by later starts.
 
 All carry the boot number, which the store raises at each start. A node that has seen higher epochs
-than this head ever gave (its store was put back from a copy) makes the head go on above them.
+than this head ever gave (its store was put back from a copy) makes the head go on above them. It
+is believed only so far: a node computes, and may not use the numbers up by claiming high ones.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from head.rows import RaiseBoot
 
 #: Numbers are stored as signed 64-bit integers; the boot number is their high half.
 MAX_BOOT = 2**31 - 1
+#: By so many boots all nodes together may raise one start's: a start a second for twelve days since
+#: the copy was made. Who lies needs 2,000 starts of the head to use them up, and is refused in each.
+MAX_RAISE = 2**20
 
 
 class Numbers:
@@ -20,6 +24,7 @@ class Numbers:
     def __init__(self, boot: int) -> None:
         self.answers = BootCounter(boot)
         self.epochs = BootCounter(boot)
+        self._may_raise_to = min(MAX_BOOT, boot + MAX_RAISE)
         self.generations = BootCounter(boot)
         self.commands = BootCounter(boot)
 
@@ -31,15 +36,16 @@ class Numbers:
         """Go on above an epoch that a node has seen; the row to keep when that takes a new boot.
 
         Raises:
-            Invalid: no boot number is above it.
+            Invalid: it is too far above ours to be believed, or no boot number is above it.
         """
         if seen <= self.epochs.last:
             return None
         boot = boot_of(seen) + 1
-        if boot > MAX_BOOT:
+        if boot > self._may_raise_to:
             raise Invalid(
-                f"it has seen epoch {seen}, and no higher one can be stored; start the node anew "
-                "so that it forgets it"
+                f"it says that it has seen epoch {seen}, of start {boot - 1} of a head that is at "
+                f"start {self.boot}; no copy of its store is that old. Start the node's agent "
+                "anew, so that it forgets, or shut the node out: sfctl node revoke"
             )
         for counter in (self.answers, self.epochs, self.generations, self.commands):
             counter.raise_to(boot)

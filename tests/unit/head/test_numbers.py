@@ -6,7 +6,7 @@ import pytest
 
 from bus.errors import Invalid
 from bus.ids import BootCounter, Epoch
-from head.numbers import MAX_BOOT, Numbers
+from head.numbers import MAX_BOOT, MAX_RAISE, Numbers
 
 
 def test_numbers_carry_the_boot_above_and_count_below() -> None:
@@ -37,8 +37,24 @@ def test_only_an_epoch_above_the_last_one_raises_all_counters() -> None:
     assert {counter.next() for counter in counters} == {(4 << 32) + 1}
 
 
-def test_epoch_that_no_stored_boot_is_above_changes_nothing() -> None:
+@pytest.mark.parametrize("boot", [3, MAX_BOOT - 1])
+def test_an_epoch_too_far_above_is_not_believed_and_changes_nothing(boot: int) -> None:
+    numbers = Numbers(boot)
+    with pytest.raises(Invalid, match="sfctl node revoke"):
+        numbers.above(Epoch(min(MAX_BOOT, boot + MAX_RAISE) << 32))
+    assert numbers.epochs.next() == (boot << 32) + 1
+
+
+def test_nodes_together_raise_one_start_by_a_million_boots_at_most() -> None:
+    """A node may claim any epoch, at each link and in each `Refused`."""
     numbers = Numbers(3)
-    with pytest.raises(Invalid, match="no higher one can be stored"):
-        numbers.above(Epoch(MAX_BOOT << 32))
-    assert numbers.epochs.next() == (3 << 32) + 1
+    for claimed in (3 + 2**19, 3 + 2**20 - 1):
+        row = numbers.above(Epoch(claimed << 32))
+        assert row is not None
+        assert row.boot == claimed + 1
+    for further in (0, 1, 2**10, 2**20, 2**30):
+        with pytest.raises(Invalid, match=f"at start {3 + 2**20}"):
+            numbers.above(Epoch(3 + 2**20 + further << 32 | 1))
+    assert numbers.boot == 3 + 2**20
+    # One that was put back from a copy and restarted goes on from there.
+    assert Numbers(numbers.boot + 1).above(Epoch(numbers.boot + 1 << 32 | 5)) is not None
