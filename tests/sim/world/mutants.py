@@ -49,7 +49,7 @@ LINKS = (
     ),
     Mutant(
         name="priority_reorders_commands",
-        target="bus.endpoint:Endpoint.send",
+        target="bus.outbox:Outbox.put_message",
         find="LINK.priority(message), data",
         replace='LINK.priority(message) - (type(message).__name__ == "GenerateReq"), data',
         profiles=("calm",),
@@ -133,13 +133,13 @@ EPOCHS = (
         target="bus.node_leases:NodeLeases.grant",
         find="since = min(message.sent_at_s, now)",
         replace="since = now",
-        profiles=("pauses", "partitions", "everything"),
+        profiles=("everything", "partitions"),
     ),
     Mutant(
-        name="epoch_not_checked_by_node",
+        name="higher_epoch_leaves_the_lower_running",
         target="bus.agent_commands:SessionCommands._assign",
-        find="elif message.epoch < held.epoch:",
-        replace="elif False:",
+        find="self._generations.end_session(held.session)",
+        replace="pass",
         profiles=("multi-turn", "everything"),
     ),
 )
@@ -238,27 +238,17 @@ SESSIONS = (
         target="bus.agent_records:Held.extend",
         find="elif self.context.matches(message.base_tokens, message.base_digest):",
         replace="elif True:",
-        # By itself it is harmless: what a node has is checked in two more places.
+        # A head that is right about the base, or the length that a request names, make up for it.
         also=(
+            (
+                "bus.head_session:HeadSession.append",
+                "return self._append(context, self.tokens, self.digest)",
+                "return self._append(context, self.tokens - 1, self.digest)",
+            ),
             (
                 "bus.agent_commands:SessionCommands._generate_problem",
                 "held.incomplete or expected != len(held.context)",
                 "False",
-            ),
-            (
-                "head.reconcile:Reconciler._settle",
-                """    if not protocol.is_generating:
-        protocol.node_has(held.tokens, held.digest)
-        return
-""",
-                """    if not protocol.is_generating:
-        return
-""",
-            ),
-            (
-                "bus.head_session:HeadSession.append",
-                "if context_digest(context.slice(0, self.tokens)) != self.digest:",
-                "if False:",
             ),
         ),
         profiles=("multi-turn",),
@@ -362,7 +352,7 @@ DEATHS = (
         target="head.failover:Failover.declined",
         find="session.answer.suspicion.excuse(placed.worker)",
         replace="pass",
-        profiles=("worker-killer", "poison"),
+        profiles=("poison",),
     ),
     Mutant(
         name="killers_are_never_found",
