@@ -38,8 +38,6 @@ from bus.link import goodbye_text
 from bus.messages import link, worker
 from bus.node_leases import NodeLeases
 
-#: Why a submit that a dead worker had not accepted is declined.
-WORKER_LOST = "worker_lost"
 #: The worker of a Lost that is not about a worker's death.
 NO_WORKER = WorkerIncarnation(0)
 #: What it takes beside commands.
@@ -234,13 +232,11 @@ class AgentSession:
     def worker_lost(self, model: ModelName, incarnation: WorkerIncarnation, reason: str) -> None:
         """A model's worker died, and its unfinished generations with it.
 
-        What it had not accepted yet was not computed, and is declined.
+        Also those that it had not accepted: a worker that dies of a request at once takes its word
+        that it accepted it along.
         """
         for found in self._generations.running_on(model):
-            if found.accepted:
-                self._lose(found, incarnation, reason, is_over=True)
-            else:
-                self.decline(found.generation, WORKER_LOST, f"its worker died: {reason}")
+            self._lose(found, incarnation, reason, is_over=True)
         self._generations.worker_died(model)
 
     def decline(
