@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import zmq
 
+import superfluid
 from bus.keys import load_token
 from bus.link import LinkLimits, PeerRefused
 from bus.transport import clock, link_options
 from tests.harness.link_identities import node
-from tests.harness.link_processes import TOKEN, head_process, make_state, memory_bytes
+from tests.harness.link_processes import (
+    TOKEN,
+    agent_process,
+    head_process,
+    make_state,
+    memory_bytes,
+)
 from tests.harness.link_sides import Stage
 from tests.harness.strangers import GREETING, Stranger, hello_of, zmtp_frame
 
@@ -57,6 +65,33 @@ def test_l1_a_peer_that_says_nothing_is_dropped_after_the_handshake_limit(stage:
         # The link that stands was served meanwhile, and still is.
         assert node.link.is_up
         assert head.downs() == []
+
+
+def test_l1_a_head_drops_the_silent_after_10_s_and_serves_all_others_meanwhile(
+    state: Path,
+) -> None:
+    with head_process(state) as head, contextlib.ExitStack() as stack:
+        address = head.wait_for("started")["fleet"]
+        stack.enter_context(agent_process(state, "--join", address))
+        head.wait_for("link_up")
+        client = stack.enter_context(superfluid.connect(f"ipc://{state}/run/api.sock"))
+        ask = partial(client.generate, "toy", "still here?", max_new=5)
+        assert ask().result().finish == "length"
+        started = clock.now()
+        silent = [
+            stack.enter_context(Stranger(address)),
+            stack.enter_context(Stranger(address).greet()),
+        ]
+        waits = []
+        while not all(stranger.is_cut for stranger in silent):
+            asked = clock.now()
+            assert ask().result().finish == "length"
+            waits.append(clock.now() - asked)
+            assert clock.now() - started < 15.0
+        assert clock.now() - started > 9.5
+        assert len(waits) > 50
+        assert max(waits) < 2.0
+        assert not any('"link_down"' in line for line in head.lines)
 
 
 def test_l1_a_node_that_shook_hands_stays_however_quiet_it_is(stage: Stage) -> None:

@@ -24,9 +24,15 @@ OPTIONS: dict[str, Any] = {"max_new": 1500, "temperature": 0.0, "ignore_eos": Tr
 
 
 @contextlib.contextmanager
-def cluster(*, nodes: int = 1, fault_s: int = 60, stall_limit_s: float) -> Iterator[Cluster]:
-    """A fleet whose workers are asked for their counters five times a second."""
-    settings = {
+def cluster(
+    *, nodes: int = 1, fault_s: int = 60, stall_limit_s: float, **limits: float
+) -> Iterator[Cluster]:
+    """A fleet whose workers are asked for their counters five times a second.
+
+    Args:
+        limits: further settings by `<section>_<key>`.
+    """
+    settings = {f"SUPERFLUID_{name.upper()}": str(value) for name, value in limits.items()} | {
         "SUPERFLUID_NODE_STATUS_INTERVAL_S": "0.2",
         "SUPERFLUID_WORKER_PING_INTERVAL_S": "0.2",
         "SUPERFLUID_WORKER_STALL_LIMIT_S": str(stall_limit_s),
@@ -115,8 +121,9 @@ def test_l6_a_stop_shorter_than_the_limit_only_delays() -> None:
 
 
 def test_l5_a_worker_that_computes_for_long_is_busy_and_its_node_is_never_lost() -> None:
-    # Three times the limit without a step or an answer, its GIL held, its CPU busy.
-    with cluster(stall_limit_s=2.0, fault_s=6) as made:
+    # Beyond both limits without a step or an answer, its GIL held, its CPU busy.
+    silence = {"fleet_silence_s": 3.0, "node_silence_s": 3.0}
+    with cluster(stall_limit_s=2.0, fault_s=6, **silence) as made:
         alone = made.client.generate(made.model, PROMPT, **OPTIONS).result()
         call, name = start(made)
         worker = only_worker(made, name)
@@ -129,6 +136,22 @@ def test_l5_a_worker_that_computes_for_long_is_busy_and_its_node_is_never_lost()
         assert seen == {"up"}
         assert only_worker(made, name) == worker
         assert "worker_hung" not in made.log(name)
+        assert "link_down" not in made.log("head")
+
+
+def test_l5_beyond_the_hard_limit_it_is_hung_and_its_stream_goes_on() -> None:
+    with cluster(stall_limit_s=1.0, worker_stall_hard_s=3.0) as made:
+        alone = made.client.generate(made.model, PROMPT, **OPTIONS).result()
+        call, name = start(made)
+        worker = only_worker(made, name)
+        os.kill(worker, signal.SIGUSR1)
+        began = time.monotonic()
+        assert call.result().tokens == alone.tokens
+        # Counted from its last sign of life, which was a little before.
+        assert time.monotonic() - began > 2.0
+        assert "worker.stall_hard_s" in made.log(name)
+        assert only_worker(made, name) != worker
+        assert states(made) == ["up"]
         assert "link_down" not in made.log("head")
 
 

@@ -106,7 +106,7 @@ def serving() -> Process:
 # --- hung -------------------------------------------------------------------------------------
 
 
-def test_a_stopped_worker_with_work_is_hung_after_60_s(serving: Process) -> None:
+def test_l6_a_stopped_worker_with_work_is_hung_after_60_s(serving: Process) -> None:
     serving.send(submit(G1))
     serving.step(1)
     started = serving.now
@@ -119,7 +119,7 @@ def test_a_stopped_worker_with_work_is_hung_after_60_s(serving: Process) -> None
     assert 60 <= serving.now - started <= 62
 
 
-def test_a_worker_that_sleeps_with_work_waiting_is_hung_after_60_s(serving: Process) -> None:
+def test_l6_a_worker_that_sleeps_with_work_waiting_is_hung_after_60_s(serving: Process) -> None:
     serving.send(submit(G1))
     why = serving.pass_time(1000)
     assert why == "hung: no step was made for 61 s and its process uses no CPU time"
@@ -161,7 +161,7 @@ def test_a_thread_that_only_takes_messages_does_not_make_it_alive(serving: Proce
 # --- busy -------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_holds_its_gil_for_minutes_is_busy_until_the_hard_limit(
+def test_l5_a_worker_that_holds_its_gil_for_minutes_is_busy_until_the_hard_limit(
     serving: Process,
 ) -> None:
     serving.send(submit(G1))
@@ -182,15 +182,15 @@ def test_a_starved_worker_that_gets_a_hundredth_of_a_core_is_busy(serving: Proce
     assert serving.pass_time(599) is None
 
 
-def test_each_prefill_chunk_is_a_step(serving: Process) -> None:
-    # L5: chunks of 50 s each in which it can not be seen to do anything.
+def test_l5_each_prefill_chunk_is_a_step(serving: Process) -> None:
+    # Chunks of 50 s each in which it can not be seen to do anything.
     serving.send(submit(G1))
     for chunk in range(1, 30):
         assert serving.pass_time(50) is None
         serving.hear(Pong(nonce=0, stats=WorkerStats(steps=chunk, phase="prefill")))
 
 
-def test_a_chunk_of_60_s_with_cpu_moving_is_busy(serving: Process) -> None:
+def test_l5_a_chunk_of_60_s_with_cpu_moving_is_busy(serving: Process) -> None:
     serving.send(submit(G1))
     serving.cpu = 0.5
     for chunk in range(1, 5):
@@ -208,7 +208,7 @@ def test_the_same_step_counter_again_is_no_step(serving: Process) -> None:
     assert serving.pass_time(3) is not None
 
 
-def test_stopped_for_less_than_the_limit_is_nothing(serving: Process) -> None:
+def test_l6_stopped_for_less_than_the_limit_is_nothing(serving: Process) -> None:
     serving.send(submit(G1))
     for steps in range(1, 5):
         serving.letter = "T"
