@@ -122,8 +122,7 @@ def test_l6_a_stop_shorter_than_the_limit_only_delays() -> None:
 
 def test_l5_a_worker_that_computes_for_long_is_busy_and_its_node_is_never_lost() -> None:
     # Beyond both limits without a step or an answer, its GIL held, its CPU busy.
-    silence = {"fleet_silence_s": 3.0, "node_silence_s": 3.0}
-    with cluster(stall_limit_s=2.0, fault_s=6, **silence) as made:
+    with cluster(stall_limit_s=2.0, fault_s=6, fleet_silence_s=3.0, node_silence_s=3.0) as made:
         alone = made.client.generate(made.model, PROMPT, **OPTIONS).result()
         call, name = start(made)
         worker = only_worker(made, name)

@@ -19,7 +19,7 @@ from tests.harness.endpoint_rig import Rig
 from tests.harness.link_identities import entropy_from, head, key, node
 
 
-def test_waits_are_drawn_below_a_bound_that_doubles() -> None:
+def test_l8_waits_are_drawn_below_a_bound_that_doubles() -> None:
     waits: list[list[float]] = []
     for seed in range(400):
         backoff = Backoff(random.Random(seed))
