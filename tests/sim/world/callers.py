@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 TOKEN_MASK = (1 << TOKEN_BITS) - 1
 #: How long a caller waits before it looks for a head that is gone, or comes back by itself.
 RETRY_S = (0.1, 0.8)
+#: The end of a call that its caller can not find again.
+LOST = {"kind": "lost"}
 GONE_S = (0.05, 1.0, 4.0, 9.0)
 
 
@@ -42,6 +44,11 @@ class Caller:
     @property
     def name(self) -> str:
         return self.plan.name
+
+    @property
+    def is_asked(self) -> bool:
+        is_over = self.closed and self.end != LOST
+        return self._asked and not is_over
 
     @property
     def closed(self) -> bool:
@@ -131,7 +138,7 @@ class Caller:
         plan = self.plan
         self._world.say(f"{plan.name} comes back at {len(self.got)}")
         if plan.key is None and not self.session:
-            self.end = {"kind": "lost"}
+            self.end = LOST
             return
         if plan.unread_since is not None:
             plan.unread_s += self._world.fleet.now - plan.unread_since

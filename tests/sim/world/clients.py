@@ -22,6 +22,10 @@ class Client(Protocol):
         """All its connections are gone."""
 
     @property
+    def is_asked(self) -> bool:
+        """Whether the head may have a call of it that has not ended."""
+
+    @property
     def name(self) -> str:
         """Of its plan."""
 
@@ -62,6 +66,11 @@ class Clients:
         self._by_client.clear()
         for client in list(self.all):
             client.head_died()
+
+    @property
+    def asked(self) -> int:
+        """How many calls the head may still have, of callers that are gone too."""
+        return sum(client.is_asked for client in self.all)
 
     @property
     def open(self) -> list[Client]:

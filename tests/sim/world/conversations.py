@@ -68,6 +68,8 @@ class Conversation:
         self.session: SessionId | None = None
         self.finished = False
         self.closed = False
+        #: Its turns are what the head has of it.
+        self.is_asked = False
         self._turn: Turn | None = None
         self._client = b""
         self._handlers: dict[bytes, Callable[[dict[str, Any]], None]] = {}

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 #: Bounds of what waits, far above what the runs need and far below what a leak reaches.
 MAX_WAITING_OUTPUTS = 4000
 MAX_QUEUED_BYTES = 512 * 1024
-MAX_LINK_EVENTS = 1000
+MAX_HANDSHAKES = 16
+MAX_TIMERS = 400
 LOOK_EVERY_EVENTS = 16
 #: Outages of a node's link that are remembered.
 MAX_OUTAGES = 64
@@ -194,7 +195,8 @@ class Oracle(Observer):
             self._bound("outputs that wait at the gate", head.gate.waiting, MAX_WAITING_OUTPUTS)
             self._bound("bytes that wait at the head", head.queued_bytes(), MAX_QUEUED_BYTES)
             self._bound("commits that wait", head.writer.waiting, MAX_WAITING_OUTPUTS)
-            self._bound("handshakes under way", head.acceptor.half_open, 64)
+            self._bound("handshakes under way", head.acceptor.half_open, MAX_HANDSHAKES)
+            self._bound("timers of the head", len(head.core._timers._callbacks), MAX_TIMERS)
         for node in self._world.fleet.nodes:
             if node.end is not None:
                 self._bound(f"bytes at {node.name}", node.end.queued_bytes(), MAX_QUEUED_BYTES)

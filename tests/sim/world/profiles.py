@@ -31,6 +31,8 @@ class Profile:
     reattach_s: tuple[float, ...] = (0.2, 0.5, 2.0)
     adopt_s: tuple[float, ...] = (1.0, 3.0)
     failover_wait_s: tuple[float, ...] = (15.0, 40.0)
+    #: Answers that may wait; more are refused.
+    queue_limit: tuple[int, ...] = (1024,)
     drift: float = 0.04
     rekey_s: tuple[float, ...] = (3600.0, 3600.0, 4.0)
     #: Share of commands that nodes are given twice.
@@ -104,7 +106,19 @@ PROFILES = (
         cancelled=0.4,
     ),
     Profile(
+        name="crowd",
+        nodes=(1, 2),
+        calls=(20, 32),
+        tokens=(5, 25),
+        bursts=(4, 8),
+        queue_limit=(4, 10),
+        faults={"crash_worker": 2, "crash_node": 1, "crash_head": 1, "cut": 1, "partition": 1},
+        fault_every_s=(2.0, 5.0),
+        faulty_s=(8.0, 14.0),
+    ),
+    Profile(
         name="everything",
+        nodes=(2, 5),
         faults=CRASHES | CABLES | PAUSES | {"slow_disk": 2},
         drop=(0.0, 0.002),
         duplicate=(0.0, 0.02),

@@ -18,7 +18,7 @@ MAX_KILLS = 4
 
 
 class Verdicts:
-    """Judges. Args: the record, the policy's times, and how long a client may be gone."""
+    """Judges. Args: the record, the policy, and how many calls have not ended."""
 
     def __init__(
         self,
@@ -29,7 +29,8 @@ class Verdicts:
         failover_wait_s: float,
         node_wait_s: float,
         grace_s: float,
-        expired_grace_s: float,
+        queue_limit: int,
+        open_calls: Callable[[], int],
     ) -> None:
         self._record = record
         self._reattach_s = reattach_s
@@ -37,11 +38,13 @@ class Verdicts:
         self._failover_wait_s = failover_wait_s
         self._node_wait_s = node_wait_s
         self._grace_s = grace_s
-        self._expired_grace_s = expired_grace_s
+        self._queue_limit = queue_limit
+        self._open_calls = open_calls
         self._errors: dict[str, Callable[[Answer | None, Plan, float], str]] = {
             "request_kills_workers": self._kills_workers,
             "node_lost": self._node_lost,
             "no_node": self._no_node,
+            "queue_full": self._queue_full,
             "expired": lambda _, plan, now: self._expired(plan, now),
         }
 
@@ -111,6 +114,10 @@ class Verdicts:
 
     def _no_node(self, answer: Answer | None, plan: Plan, now: float) -> str:
         return self._unserved(min(self._node_wait_s, self._failover_wait_s), now)
+
+    def _queue_full(self, answer: Answer | None, plan: Plan, now: float) -> str:
+        calls = self._open_calls()
+        return "" if calls >= self._queue_limit else f"{calls} calls are open"
 
     def _unserved(self, wait_s: float, now: float) -> str:
         since = self._record.served_since

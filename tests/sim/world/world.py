@@ -105,8 +105,9 @@ class World:
             "adopt_s": rng.choice(profile.adopt_s),
             "failover_wait_s": rng.choice(profile.failover_wait_s),
         }
+        queue_limit = rng.choice(profile.queue_limit)
         runs = RunPolicy(
-            waiting=WaitingPolicy(node_wait_s=NODE_WAIT_S),
+            waiting=WaitingPolicy(node_wait_s=NODE_WAIT_S, queue_limit=queue_limit),
             lease_s=rng.choice(profile.lease_s),
             grace_s=EXPIRED_GRACE_S,
             **times,
@@ -115,7 +116,8 @@ class World:
             self.record,
             node_wait_s=NODE_WAIT_S,
             grace_s=GRACE_S,
-            expired_grace_s=EXPIRED_GRACE_S,
+            queue_limit=queue_limit,
+            open_calls=lambda: self.callers.asked,
             **times,
         )
         return runs, verdicts
