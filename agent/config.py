@@ -120,6 +120,12 @@ class AgentConfig:
                 f"node.identity is longer than {MAX_IDENTITY_BYTES} bytes; choose a shorter one",
                 param="node.identity",
             )
+        if not self.node.identity.isprintable():
+            raise ConfigInvalid(
+                f"node.identity {self.node.identity!a} has characters that can not be "
+                "printed; choose another",
+                param="node.identity",
+            )
         for address in self.node.join:
             split_address(address, "node.join")
         if self.node.listen:

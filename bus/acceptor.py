@@ -125,6 +125,10 @@ class Acceptor:
         """Addresses whose Hello verified: with a link, or a handshake under way."""
         return set(self._slots)
 
+    def is_admitted(self, address: bytes) -> bool:
+        """Whether an address is one of these."""
+        return address in self._slots
+
     def linked(self) -> set[bytes]:
         """Addresses with a link, or with a peer that confirmed and waits for its place."""
         return {
@@ -190,7 +194,8 @@ class Acceptor:
 
         step = take_hello(self.identity, frame, self._entropy, check)
         if step.made is not None:
-            self._open_half(address, source, step)
+            made = replace(step.made, peer=replace(step.made.peer, host=host))
+            self._open_half(address, source, replace(step, made=made))
             return
         self._control.failed(source, now)
         if step.refused is not None:

@@ -12,7 +12,7 @@ with `Invalid` errors that name the parameter.
 
 Field types: bool, int, float, str, bytes, PackedIds, NewTypes of these, `T | None`,
 `tuple[T, ...]`, structs (frozen dataclasses), `dict[str, Any]` (API maps only), and
-`Annotated[T, Range(..) | MaxBytes(..) | MaxItems(..) | OneOf(..)]`.
+`Annotated[T, Range(..) | MaxBytes(..) | MaxItems(..) | OneOf(..) | OneLine()]`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from bus.fields import (
     FieldError,
     MaxBytes,
     MaxItems,
+    OneLine,
     OneOf,
     Range,
     check_blob,
@@ -39,6 +40,7 @@ from bus.fields import (
     check_float,
     check_int,
     check_items,
+    check_line,
     check_map,
     check_one_of,
     check_optional,
@@ -106,7 +108,8 @@ def _scalar(annotation: Any, rules: tuple[Any, ...]) -> Convert:
         for rule in rules:
             if isinstance(rule, OneOf):
                 return check_one_of(rule.values)
-        return check_text(_rule(rules, MaxBytes, MaxBytes(DEFAULT_TEXT_BYTES)).limit)
+        limit = _rule(rules, MaxBytes, MaxBytes(DEFAULT_TEXT_BYTES)).limit
+        return check_line(limit) if OneLine() in rules else check_text(limit)
     if annotation is bytes:
         return check_blob(_rule(rules, MaxBytes, MaxBytes(DEFAULT_BLOB_BYTES)).limit)
     raise TypeError(f"{annotation!r} is no field type")

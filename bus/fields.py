@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from bus.printable import printable
+
 
 @dataclass(frozen=True, slots=True)
 class Range:
@@ -39,6 +41,11 @@ class OneOf:
     """The values that a field may have."""
 
     values: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class OneLine:
+    """A text that people read on one line: what can not be printed in it is shown as escapes."""
 
 
 class FieldError(Exception):
@@ -98,6 +105,18 @@ def check_text(limit: int) -> Convert:
         if len(value) * 4 > limit and len(value.encode("utf-8", "surrogatepass")) > limit:
             raise FieldError(f"is longer than {limit} bytes")
         return value
+
+    return convert
+
+
+def check_line(limit: int) -> Convert:
+    text = check_text(limit)
+
+    def convert(value: Any) -> str:
+        found: str = text(value)
+        if found.isprintable():
+            return found
+        return printable(found).encode()[:limit].decode(errors="ignore")
 
     return convert
 

@@ -25,7 +25,7 @@ from typing import Annotated, Literal
 from bus.codec import Codec
 from bus.crypto import Entropy, SecretKey
 from bus.errors import DecodeError
-from bus.fields import MaxItems, Range
+from bus.fields import MaxBytes, MaxItems, Range
 from bus.frames import (
     Frame,
     FrameKind,
@@ -51,13 +51,16 @@ _ROLES: dict[Role, int] = {"head": 1, "node": 2}
 #: Noise_IXpsk0_25519_ChaChaPoly_BLAKE2b with crypto_secretbox frames, as a bit of `suites`.
 SUITE = 0x0001
 
+#: One that can not be printed is refused rather than escaped: it names a peer from then on.
+_Identity = Annotated[str, MaxBytes(128)]
+
 HANDSHAKE = Codec("handshake", max_bytes=MAX_HELLO_ACK_BYTES)
 
 
 @HANDSHAKE.message(tag=1)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HelloPayload:
-    identity: Name
+    identity: _Identity
     incarnation: U63
     counter: U63
 
@@ -67,7 +70,7 @@ class HelloPayload:
 class HelloAckPayload:
     version: U8
     suite: Annotated[int, Range(0, 0xFFFF)]
-    identity: Name
+    identity: _Identity
     incarnation: U63
     capabilities: Annotated[tuple[Name, ...], MaxItems(64)] = ()
 
@@ -143,7 +146,7 @@ class InitiatorHandshake:
             capabilities=payload.capabilities,
             token_id=self.token.token_id,
         )
-        _check_peer_key(identity, self.token, peer)
+        _check_peer(identity, self.token, peer)
         return _establish(self._noise, self.link_id, peer, initiator=True)
 
 
@@ -199,7 +202,7 @@ def answer_hello(
         token_id=token_id,
         hello=hashlib.blake2b(message, digest_size=HELLO_DIGEST_BYTES).digest(),
     )
-    _check_peer_key(identity, token, peer)
+    _check_peer(identity, token, peer)
     admit(peer)
     answer = HelloAckPayload(
         version=version,
@@ -249,7 +252,13 @@ def _describe_token(identity: LinkIdentity, token: FleetToken) -> str:
     return f"the {which}fleet token in {token.source} (id {token.shown_id})"
 
 
-def _check_peer_key(identity: LinkIdentity, token: FleetToken, peer: PeerInfo) -> None:
+def _check_peer(identity: LinkIdentity, token: FleetToken, peer: PeerInfo) -> None:
+    if not peer.name.isprintable() or not peer.name.strip():
+        raise HandshakeRefused(
+            Refusal.HANDSHAKE_FAILED,
+            f"a {peer.role} came whose name {peer.name!a} can not be printed; give it another "
+            "identity",
+        )
     if peer.public == identity.static.public:
         raise HandshakeRefused(
             Refusal.OWN_KEY,

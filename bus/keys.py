@@ -70,6 +70,11 @@ def fingerprint(public: bytes) -> str:
     return _base32(digest.digest())
 
 
+def is_fingerprint(text: str) -> bool:
+    """Whether a text has the form of a key's fingerprint."""
+    return _unbase32(text, FINGERPRINT_BYTES) is not None
+
+
 def new_token(head_public: bytes, entropy: Entropy = os.urandom) -> str:
     """A fresh fleet token for the head with this static key."""
     body = f"{_TOKEN_PREFIX}.{fingerprint(head_public)}.{_base32(entropy(KEY_BYTES))}"

@@ -17,23 +17,42 @@ from bus.messages.link import HeadConfirm, NodeConfirm, ProcessInfo
 Role = Literal["head", "node"]
 #: Every version of the messages that this code speaks, lowest and highest.
 WIRE_VERSIONS = (1, 1)
-#: Why a side ended a link; a Goodbye carries it in front of its sentence.
-END_CODES = frozenset(
-    {
-        "replaced",
-        "silent",
-        "gap",
-        "auth",
-        "decode",
-        "protocol",
-        "queue_full",
-        "rekey",
-        "counter",
-        "identity_in_use",
-        "node_taken",
-        "goodbye",
-    }
-)
+
+
+class Refusal(IntEnum):
+    """Why a handshake was refused; the number travels in a Reject, which proves nothing."""
+
+    TOKEN_REFUSED = 1
+    NO_COMMON_VERSION = 2
+    WRONG_ROLE = 3
+    OWN_KEY = 4
+    IDENTITY_IN_USE = 5
+    HELLO_NOT_NEWER = 6
+    TOO_MANY_HANDSHAKES = 7
+    PEER_KEY_DIFFERS = 8
+    NODE_TAKEN = 9
+    NOT_ENROLLED = 10
+    HANDSHAKE_FAILED = 11
+    REVOKED = 12
+
+    @property
+    def text(self) -> str:
+        return self.name.lower()
+
+
+#: Why a side ended or refused a link; a Goodbye carries it in front of its sentence.
+END_CODES = frozenset(refusal.text for refusal in Refusal) | {
+    "replaced",
+    "silent",
+    "gap",
+    "auth",
+    "decode",
+    "protocol",
+    "queue_full",
+    "rekey",
+    "counter",
+    "goodbye",
+}
 #: A Goodbye's text is cut to this; the message takes 512.
 GOODBYE_BYTES = 500
 
@@ -153,7 +172,7 @@ class PeerInfo:
     Attributes:
         capabilities: what both sides can do beyond the wire version; whole from `LinkUp` on.
         token_id: of the fleet token that the handshake was made with.
-        host: where it called from, when it is asked whether it may link; else empty.
+        host: where it called from, as far as an acceptor was told; else empty.
         process: which run of the program it is; known from its Confirm on.
         hello: digest of its Hello as it came; empty when it was us who said Hello.
     """
@@ -173,27 +192,6 @@ class PeerInfo:
     @property
     def fingerprint(self) -> str:
         return fingerprint(self.public)
-
-
-class Refusal(IntEnum):
-    """Why a handshake was refused; the number travels in a Reject, which proves nothing."""
-
-    TOKEN_REFUSED = 1
-    NO_COMMON_VERSION = 2
-    WRONG_ROLE = 3
-    OWN_KEY = 4
-    IDENTITY_IN_USE = 5
-    HELLO_NOT_NEWER = 6
-    TOO_MANY_HANDSHAKES = 7
-    PEER_KEY_DIFFERS = 8
-    NODE_TAKEN = 9
-    NOT_ENROLLED = 10
-    HANDSHAKE_FAILED = 11
-    REVOKED = 12
-
-    @property
-    def text(self) -> str:
-        return self.name.lower()
 
 
 class HandshakeRefused(WireError):

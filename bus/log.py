@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, TextIO
 
 from bus.fields import OneOf
+from bus.printable import printable
 
 LEVELS = ("debug", "info", "warning", "error")
 #: A repeated event is logged once in this long.
@@ -28,7 +29,7 @@ MAX_REPEATS = 4096
 #: Pairs of these names are never written.
 SECRET_NAMES = frozenset({"token", "psk", "secret", "password", "private_key", "key"})
 _HIDDEN = "(hidden)"
-_PLAIN = re.compile(r"[^\s\"'=\\\x00-\x1f\x7f]+")
+_PLAIN = re.compile(r"[^\s\"'=\\]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +127,7 @@ class TextFormatter(logging.Formatter):
     """Time, level, logger, event and pairs; values with spaces are quoted as JSON strings."""
 
     def format(self, record: logging.LogRecord) -> str:
-        words = [_time(record), record.levelname, record.name, _one_line(record.getMessage())]
+        words = [_time(record), record.levelname, record.name, printable(record.getMessage())]
         words += [f"{name}={_shown(value)}" for name, value in _pairs(record).items()]
         line = " ".join(words)
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
@@ -162,9 +163,4 @@ def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     text = str(value)
-    return text if _PLAIN.fullmatch(text) else json.dumps(text)
-
-
-def _one_line(text: str) -> str:
-    """Text without control characters, so that nothing a peer said can forge a line."""
-    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+    return text if text.isprintable() and _PLAIN.fullmatch(text) else json.dumps(text)

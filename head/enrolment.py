@@ -8,19 +8,22 @@ identity, and what happens to a key that it does not know is the way of enrolmen
     closed    it is refused
 
 A known identity with another key is refused whatever the way, and so is a revoked key, until an
-operator forgets them.
+operator forgets them. Both are seen before anything is computed for a peer; but who waits is noted
+only once it has proved its key, so that nobody can stand in the list with another's.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from shlex import quote
 from typing import Any, Literal
 
+from bus.address import network_of
 from bus.errors import Invalid, NotFound
 from bus.ids import NodeIdentity
-from bus.keys import fingerprint, show_token_id
+from bus.keys import fingerprint, is_fingerprint, show_token_id
 from bus.link import HandshakeRefused, PeerInfo, Refusal
 from head.outbox import Outbox
 from head.rows import ForgetNodeKey, PutNodeKey, PutSetting
@@ -30,7 +33,8 @@ OwnKey = Callable[[bytes], bool]
 Way = Literal["open", "approve", "closed"]
 WAYS: frozenset[str] = frozenset({"open", "approve", "closed"})
 PENDING, ENROLLED, REVOKED = "pending", "enrolled", "revoked"
-#: Keys that wait for approval; above it the oldest is forgotten, and noted again when it comes.
+#: Keys that wait for approval; above it the oldest of the network with most is forgotten, and noted
+#: again when it comes. So a crowd from one machine pushes nobody else out.
 MAX_PENDING = 256
 #: The stored setting: `approve` when a revocation closed an open fleet, else empty.
 SETTING = "enrolment"
@@ -91,18 +95,20 @@ class Enrolment:
 
     # --- what links ask -----------------------------------------------------------------------
 
-    def check(self, peer: PeerInfo, wall_s: float, own: OwnKey = lambda _: False) -> None:
-        """See whether a node may link, and note one that has to wait.
+    def check_claim(self, peer: PeerInfo) -> None:
+        """See whether a node may link if it is who it claims to be; what a link may not change.
 
         Args:
-            peer: a node whose fleet token verified; that the key is its own, only its link proves.
-            wall_s: seconds since 1970.
-            own: whether a key lies in the head's own state folder: who put it there could approve
-                it, so it needs no approval.
+            peer: a node whose fleet token verified, and nothing else.
 
         Raises:
             HandshakeRefused: it may not, with the remedy.
         """
+        if is_fingerprint(peer.name):
+            raise HandshakeRefused(
+                Refusal.IDENTITY_IN_USE,
+                f"a node came whose identity {peer.name} could be taken for a key; give it another",
+            )
         known = self._keys.get(peer.public)
         if known is not None and known.state == REVOKED:
             raise HandshakeRefused(
@@ -119,12 +125,38 @@ class Enrolment:
                 f"forget {quote(peer.name)}; if not, another machine uses its name: "
                 "give that one another identity",
             )
-        if known is not None and known.state == ENROLLED and known.identity == peer.name:
-            return
-        if self.way == "closed" or (self.way == "approve" and not own(peer.public)):
-            self._refuse_unknown(peer, known, wall_s)
+        if self.way == "closed" and not _is_enrolled(known, peer):
+            self._refuse_unknown(peer, known)
 
-    def _refuse_unknown(self, peer: PeerInfo, known: PutNodeKey | None, wall_s: float) -> None:
+    def check(self, peer: PeerInfo, wall_s: float, own: OwnKey = lambda _: False) -> None:
+        """See whether a node may link, and note one that has to wait.
+
+        Args:
+            peer: a node that has proved its key.
+            wall_s: seconds since 1970.
+            own: whether a key lies in the head's own state folder: who put it there could approve
+                it, so it needs no approval.
+
+        Raises:
+            HandshakeRefused: it may not, with the remedy.
+        """
+        self.check_claim(peer)
+        known = self._keys.get(peer.public)
+        if _is_enrolled(known, peer) or self.way == "open" or own(peer.public):
+            return
+        if known is None or known.state == PENDING:
+            self._note_waiting(peer, known, wall_s)
+        self._refuse_unknown(peer, known)
+
+    def _note_waiting(self, peer: PeerInfo, known: PutNodeKey | None, wall_s: float) -> None:
+        if known is None or known.identity != peer.name:
+            self._put(_key(peer, PENDING, wall_s))
+        while len(waiting := self._waiting()) > MAX_PENDING:
+            counts = Counter(network_of(key.host) for key in waiting)
+            most = max(counts.values())
+            self._drop(next(key for key in waiting if counts[network_of(key.host)] == most))
+
+    def _refuse_unknown(self, peer: PeerInfo, known: PutNodeKey | None) -> None:
         if known is not None and known.state == ENROLLED:
             raise HandshakeRefused(
                 Refusal.NOT_ENROLLED,
@@ -138,21 +170,16 @@ class Enrolment:
                 f"node {peer.name} with the key {peer.fingerprint} is not enrolled and this fleet "
                 "takes no new nodes; to take it, set enrolment in [fleet] of head.toml to approve",
             )
-        if known is None or known.identity != peer.name:
-            self._put(_key(peer, PENDING, wall_s))
-            for oldest in self._waiting()[:-MAX_PENDING]:
-                self._drop(oldest)
         raise HandshakeRefused(
             Refusal.NOT_ENROLLED,
-            f"node {peer.name} with the key {peer.fingerprint} waits for approval; if it is yours: "
-            f"sfctl node approve {quote(peer.name)}",
+            f"node {peer.name} with the key {peer.fingerprint} waits for approval; if it is yours, "
+            f"approve it on the head with: sfctl node approve {quote(peer.name)}",
         )
 
     def linked(self, peer: PeerInfo, wall_s: float) -> None:
         """A node that `check` let pass has proved its key: enrol one that is new."""
         self._linked_with[peer.public] = show_token_id(peer.token_id)
-        known = self._keys.get(peer.public)
-        if known is None or known.state != ENROLLED or known.identity != peer.name:
+        if not _is_enrolled(self._keys.get(peer.public), peer):
             self._enrol(_key(peer, ENROLLED, wall_s))
 
     # --- what operators do --------------------------------------------------------------------
@@ -235,11 +262,10 @@ class Enrolment:
 
     def find(self, name: str, state: str | None = None) -> list[PutNodeKey]:
         """The keys of an identity, or the one with this fingerprint; in a state, if it is given."""
-        return [
-            key
-            for key in self._keys.values()
-            if name in (key.identity, fingerprint(key.public)) and state in (None, key.state)
-        ]
+        named = [key for key in self._keys.values() if name == fingerprint(key.public)]
+        # A fingerprint is never another node's identity: `check_claim` sees to it.
+        named = named or [key for key in self._keys.values() if name == key.identity]
+        return [key for key in named if state in (None, key.state)]
 
     def report(self) -> dict[str, Any]:
         """For the API: the way, whether a revocation set it, and all keys."""
@@ -281,6 +307,10 @@ class Enrolment:
         del self._keys[key.public]
         self._linked_with.pop(key.public, None)
         self._outbox.persist(ForgetNodeKey(public=key.public))
+
+
+def _is_enrolled(known: PutNodeKey | None, peer: PeerInfo) -> bool:
+    return known is not None and known.state == ENROLLED and known.identity == peer.name
 
 
 def _key(peer: PeerInfo, state: str, wall_s: float) -> PutNodeKey:

@@ -46,6 +46,10 @@ from head.rows import PutPeer, StoredState
 
 #: The key of an agent that shares the head's state folder, in `nodes/`.
 _OWN_KEYS = "*/node.key"
+_RETIRED = (
+    "the fleet token of this link was retired; if it does not come back, copy the head's token "
+    "file to the node"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +165,8 @@ class FleetLinks:
             entropy=os.urandom,
             limits=self._limits,
             last_seen=self._newest.get,
-            admit=partial(self._admit_new, dialed=False),
+            admit=self._admit_claim,
+            admit_proven=self._admit_proven,
             heartbeat=self._heartbeat,
             suspicion=self._suspicion,
         )
@@ -172,7 +177,7 @@ class FleetLinks:
             initiator=True,
             entropy=os.urandom,
             limits=self._limits,
-            admit=lambda peer: self._admit_new(replace(peer, host=host), dialed=True),
+            admit=lambda peer: self._admit_dialed(replace(peer, host=host)),
             heartbeat=self._heartbeat,
             suspicion=self._suspicion,
         )
@@ -180,11 +185,32 @@ class FleetLinks:
     # --- who may link -------------------------------------------------------------------------
 
     def _admit(self, peer: PeerInfo) -> None:
+        """See whether a node that has proved its key may link."""
+        valid = {token.token_id for token in self._identity.tokens}
+        if peer.token_id not in valid:
+            raise HandshakeRefused(Refusal.TOKEN_REFUSED, _RETIRED)
         self._enrolment.check(peer, time.time(), own=self._is_own)
 
-    def _admit_new(self, peer: PeerInfo, *, dialed: bool) -> None:
-        """The same for a new link, which may be the second of its node over another socket."""
-        others = [(dealer.peer, dealer.label) for dealer in self._dealers if dealer.is_up]
+    def _admit_proven(self, peer: PeerInfo) -> None:
+        self._check_second(peer)
+        self._admit(peer)
+
+    def _admit_claim(self, peer: PeerInfo) -> None:
+        """See whether a node may link if it is who it claims to be."""
+        self._check_second(peer)
+        self._enrolment.check_claim(peer)
+
+    def _admit_dialed(self, peer: PeerInfo) -> None:
+        """The same for a node that was called, whose answer proves its key."""
+        self._check_second(peer, dialed=True)
+        self._admit(peer)
+
+    def _check_second(
+        self, peer: PeerInfo, *, dialed: bool = False, but: DealerLink | None = None
+    ) -> None:
+        """Refuse a second link of a node over another socket than its first."""
+        dealers = [each for each in self._dealers if each.is_up and each is not but]
+        others = [(dealer.peer, dealer.label) for dealer in dealers]
         if dialed and self._router is not None:
             links = self._router.acceptor.links()
             others += [(link.peer, "by which it joined") for _, link in links]
@@ -196,7 +222,6 @@ class FleetLinks:
                     "once in [fleet] nodes, and not at all when it joins; or give this one another "
                     "identity",
                 )
-        self._admit(peer)
 
     def _is_own(self, public: bytes) -> bool:
         """Whether a key is that of an agent in the head's own state folder."""
@@ -222,11 +247,7 @@ class FleetLinks:
         for link, place in list(self._places.items()):
             peer = self._peer(place)
             if peer is not None and peer.token_id not in valid:
-                self.close_link(
-                    link,
-                    "the fleet token of this link was retired; if it does not come back, copy the "
-                    "head's token file to the node",
-                )
+                self.close_link(link, _RETIRED)
 
     def _peer(self, place: _Place) -> PeerInfo | None:
         if place.dealer is not None:
@@ -290,7 +311,8 @@ class FleetLinks:
         now_wall_s = time.time()
         called = replace(peer, host=self._host(place))
         try:
-            # Another one may have been enrolled, or this one revoked, since it was admitted.
+            # Meanwhile another one may have been enrolled or linked, or this one revoked.
+            self._check_second(called, dialed=place.dealer is not None, but=place.dealer)
             self._admit(called)
         except HandshakeRefused as error:
             self._log.repeated(

@@ -14,7 +14,7 @@ from head.rows import RaiseBoot
 #: Numbers are stored as signed 64-bit integers; the boot number is their high half.
 MAX_BOOT = 2**31 - 1
 #: By so many boots all nodes together may raise one start's: a start a second for twelve days since
-#: the copy was made. Who lies needs 2,000 starts of the head to use them up, and is refused in each.
+#: the copy was made. Who lies needs 2,000 starts to use them up, and is refused in each of them.
 MAX_RAISE = 2**20
 
 

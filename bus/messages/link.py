@@ -2,6 +2,8 @@
 
 Priority 0 keeps links and leases alive, 1 carries token events and acknowledgements, 2 a session's
 commands (in the order given), 3 status, 4 bulk. Tags never change meaning and are never reused.
+
+Names and sentences are `OneLine`: this is where a peer's words come in that a person may read.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from bus.codec import DROPPABLE, Codec
-from bus.fields import MaxBytes, MaxItems, OneOf, Range
+from bus.fields import MaxBytes, MaxItems, OneLine, OneOf, Range
 from bus.ids import (
     CommandId,
     Epoch,
@@ -32,7 +34,7 @@ U8 = Annotated[int, Range(0, 255)]
 U32 = Annotated[int, Range(0, 2**32 - 1)]
 #: Numbers of peers that the head stores; SQLite's integers are signed.
 U63 = Annotated[int, Range(0, 2**63 - 1)]
-Name = Annotated[str, MaxBytes(128)]
+Name = Annotated[str, MaxBytes(128), OneLine()]
 Fraction = Annotated[float, Range(0.0, 1.0)]
 
 #: Why a generation ended, as the worker says it.
@@ -74,9 +76,9 @@ class ModelStatus:
     `worker_phase` and `steps` are the worker's progress, as in `WorkerBeat`.
     """
 
-    name: ModelName
+    name: Annotated[ModelName, OneLine()]
     phase: Annotated[str, OneOf(MODEL_PHASES)]
-    problem: Annotated[str, MaxBytes(1024)] = ""
+    problem: Annotated[str, MaxBytes(1024), OneLine()] = ""
     window_tokens: U32 = 0
     lanes_total: U32 = 0
     lanes_used: U32 = 0
@@ -88,7 +90,7 @@ class ModelStatus:
     tokenizer_digest: int = 0
     numerics: NumericsId = NumericsId("")
     worker: Annotated[WorkerIncarnation, Range(0, 2**63 - 1)] = WorkerIncarnation(0)
-    device: Annotated[str, MaxBytes(64)] = ""
+    device: Annotated[str, MaxBytes(64), OneLine()] = ""
     prefixes: Annotated[tuple[bytes, ...], MaxItems(4096)] = ()
     worker_phase: Name = ""
     steps: int = 0
@@ -114,7 +116,7 @@ class WorkerBeat:
     that was given up is being killed.
     """
 
-    model: ModelName
+    model: Annotated[ModelName, OneLine()]
     worker: WorkerIncarnation
     phase: Name
     steps: int
@@ -155,7 +157,7 @@ class Finish:
 
     reason: Annotated[str, OneOf(FINISH_REASONS)]
     error_code: Name = ""
-    message: Annotated[str, MaxBytes(2048)] = ""
+    message: Annotated[str, MaxBytes(2048), OneLine()] = ""
     param: Name = ""
     length: int = 0
     max: int = 0
@@ -242,7 +244,7 @@ class BlobRef:
 class NodeConfirm:
     """The node's side of the last handshake step."""
 
-    identity: Annotated[NodeIdentity, MaxBytes(128)]
+    identity: Annotated[NodeIdentity, MaxBytes(128), OneLine()]
     incarnation: U63
     software: Name
     capabilities: Annotated[tuple[Name, ...], MaxItems(64)] = ()
@@ -299,7 +301,7 @@ class LeaseGrant:
 class Goodbye:
     """The sender ends the link on purpose; nothing of it should be waited for."""
 
-    reason: Annotated[str, MaxBytes(512)]
+    reason: Annotated[str, MaxBytes(512), OneLine()]
 
 
 @LINK.message(tag=14, priority=0)
@@ -356,7 +358,7 @@ class Lost:
     epoch: Epoch
     generation: GenerationId
     worker: WorkerIncarnation
-    reason: Annotated[str, MaxBytes(1024)]
+    reason: Annotated[str, MaxBytes(1024), OneLine()]
 
 
 @LINK.message(tag=11, priority=1)
@@ -369,7 +371,7 @@ class Declined:
     epoch: Epoch
     generation: GenerationId
     code: Name
-    message: Annotated[str, MaxBytes(2048)]
+    message: Annotated[str, MaxBytes(2048), OneLine()]
     length: int = 0
     max: int = 0
 
@@ -482,7 +484,7 @@ class Refused:
     session: SessionId
     epoch: Epoch
     code: Name
-    message: Annotated[str, MaxBytes(2048)]
+    message: Annotated[str, MaxBytes(2048), OneLine()]
     known_epoch: Epoch = Epoch(0)
 
 
@@ -536,7 +538,7 @@ class XferAbort:
     """The sender gives a transfer up; what came of it may be kept for a later one."""
 
     transfer: TransferId
-    reason: Annotated[str, MaxBytes(1024)]
+    reason: Annotated[str, MaxBytes(1024), OneLine()]
 
 
 @LINK.message(tag=36, priority=1)
@@ -558,7 +560,7 @@ class XferDone:
     sha256: Annotated[bytes, MaxBytes(32)]
     result: Annotated[str, OneOf(frozenset({"ok", "have", "error"}))]
     code: Name = ""
-    message: Annotated[str, MaxBytes(1024)] = ""
+    message: Annotated[str, MaxBytes(1024), OneLine()] = ""
 
 
 #: The commands of a session: they keep their order among each other.

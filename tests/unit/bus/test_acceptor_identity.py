@@ -6,10 +6,20 @@ from typing import Any
 
 import pytest
 
-from bus.link import LinkDown, LinkIdentity, LinkUp, MessageReceived, PeerRefused
+from bus.crypto import KeyPair, SecretKey
+from bus.link import (
+    HandshakeRefused,
+    LinkDown,
+    LinkIdentity,
+    LinkUp,
+    MessageReceived,
+    PeerInfo,
+    PeerRefused,
+    Refusal,
+)
 from bus.messages.link import NodeStatus, ProcessInfo
 from tests.harness.acceptor_fleet import Fleet
-from tests.harness.link_identities import head, node
+from tests.harness.link_identities import head, key, node
 
 
 def process(number: int, host: str = "alpha") -> ProcessInfo:
@@ -229,6 +239,29 @@ def test_heads_with_one_key_at_a_node() -> None:
     fleet.settle()
     assert fleet.up() == [b"1"]
     assert fleet.codes(PeerRefused) == [(b"2", "identity_in_use")]
+
+
+def test_a_peer_that_proved_its_key_may_still_be_refused_in_a_sealed_word() -> None:
+    asked: list[PeerInfo] = []
+
+    def closed(peer: PeerInfo) -> None:
+        asked.append(peer)
+        raise HandshakeRefused(Refusal.NOT_ENROLLED, f"{peer.name} waits; sfctl node approve")
+
+    fleet = Fleet(admit_proven=closed)
+    # Who only claims the key is not asked for.
+    forged = node("gpu-2", static=KeyPair(SecretKey(b"\x07" * 32), key("gpu-2").public))
+    fleet.join(b"forged", forged)
+    assert asked == []
+    peer = fleet.join(b"a", node())
+    assert [each.name for each in asked] == ["gpu-2"]
+    assert fleet.codes(PeerRefused) == [(b"a", "not_enrolled")]
+    (refused,) = peer.events()
+    assert isinstance(refused, PeerRefused)
+    assert (refused.code, refused.by_peer) == ("not_enrolled", True)
+    assert refused.reason.endswith("refused the link: gpu-2 waits; sfctl node approve")
+    assert peer.retry_at is not None
+    assert fleet.up() == []
 
 
 def test_what_both_sides_can_do_is_known_on_both() -> None:

@@ -16,10 +16,19 @@ from hypothesis import strategies as st
 
 from bus.codec import DROPPABLE, MAX_DEPTH, Codec, from_map, to_map, unpack
 from bus.errors import DecodeError, Invalid
-from bus.fields import MaxBytes, MaxItems, OneOf, Range
+from bus.fields import MaxBytes, MaxItems, OneLine, OneOf, Range
 from bus.handshake import HANDSHAKE
 from bus.ids import U64_MAX, Epoch, GenerationId, PackedIds, SessionId
-from bus.messages.link import LINK, Finish, Heartbeat, NodeStatus, TokenEvents, TokenRun, Usage
+from bus.messages.link import (
+    LINK,
+    Finish,
+    Goodbye,
+    Heartbeat,
+    NodeStatus,
+    TokenEvents,
+    TokenRun,
+    Usage,
+)
 from bus.messages.worker import WORKER
 
 EVERY = [(codec, cls) for codec in (LINK, WORKER, HANDSHAKE) for cls in codec.messages.values()]
@@ -60,7 +69,12 @@ def scalars(annotation: Any, rules: tuple[Any, ...]) -> st.SearchStrategy[Any]:
         for rule in rules:
             if isinstance(rule, OneOf):
                 return st.sampled_from(sorted(rule.values))
-        return st.text(st.characters(codec="utf-8"), max_size=min(limit, 100) // 4)
+        characters = st.characters(codec="utf-8")
+        if OneLine() in rules:
+            characters = st.characters(
+                codec="utf-8", exclude_categories=("C", "Z"), include_characters=" "
+            )
+        return st.text(characters, max_size=min(limit, 100) // 4)
     assert annotation is bytes
     return st.binary(max_size=min(limit, 100))
 
@@ -317,3 +331,24 @@ def test_api_maps_read_the_same_rules_and_name_the_parameter() -> None:
         with pytest.raises(Invalid) as caught:
             from_map(Limits, values)
         assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("a\nb\x1b[2J\x7f", "a\\nb\\u001b[2J\\u007f"),
+        ("\x9b31mred", "\\u009b31mred"),
+        ("gpu\u202e2-upg", "gpu\\u202e2-upg"),
+        ("B\u00fcro-GPU \u6f22", "B\u00fcro-GPU \u6f22"),
+        ("\x00" * 200, ("\\u0000" * 200)[:512]),
+        ("\u6f22" * 100 + "\n" * 100, ("\u6f22" * 100 + "\\n" * 100).encode()[:512].decode()),
+    ],
+)
+def test_what_can_not_be_printed_in_a_peer_s_words_is_escaped_as_they_come_in(
+    said: str, shown: str
+) -> None:
+    taken = LINK.decode(LINK.encode(Goodbye(reason=said)))
+    assert isinstance(taken, Goodbye)
+    assert taken.reason == shown
+    assert taken.reason.isprintable()
+    assert LINK.decode(LINK.encode(taken)) == taken

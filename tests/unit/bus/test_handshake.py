@@ -229,3 +229,17 @@ def test_hints_of_newer_peers_are_readable() -> None:
     assert explain_reject(NODE, token(), frame)[0] is Refusal.HANDSHAKE_FAILED
     with pytest.raises(DecodeError):
         explain_reject(NODE, token(), parse_frame(pack_header(FrameKind.REJECT, LINK)))
+
+
+@pytest.mark.parametrize("name", ["gpu\n2", "\x1b[2Jgpu", "gpu\u202e", "", "  ", "\x9b1m"])
+def test_a_name_that_can_not_be_printed_is_refused_by_either_side(name: str) -> None:
+    hello = InitiatorHandshake(replace(NODE, name=name), token(), LINK, entropy_from(b"i")).hello
+    with pytest.raises(HandshakeRefused, match="give it another identity") as caught:
+        answer_hello(HEAD, parse_frame(hello), entropy_from(b"r"), admit_all)
+    assert caught.value.message.isprintable()
+    asks = InitiatorHandshake(NODE, token(), LINK, entropy_from(b"i"))
+    ack, _ = answer_hello(
+        replace(HEAD, name=name), parse_frame(asks.hello), entropy_from(b"r"), admit_all
+    )
+    with pytest.raises(HandshakeRefused, match="can not be printed"):
+        asks.read_ack(parse_frame(ack))

@@ -168,6 +168,49 @@ def test_the_oldest_of_too_many_that_wait_is_dropped() -> None:
     assert {"n2", f"n{MAX_PENDING + 1}"} <= states.keys()
 
 
+def test_a_crowd_from_one_machine_pushes_nobody_else_off_the_list() -> None:
+    """A member makes keys without end, while the node that an operator waits for came once."""
+    desk = Desk("approve")
+    desk.refusal(peer(host="10.0.0.7"))
+    for number in range(2 * MAX_PENDING):
+        desk.refusal(peer(f"n{number}", host=f"2001:db8::{number:x}"))
+    states = desk.again("approve").states()
+    assert len(states) == MAX_PENDING
+    assert states["gpu-1"] == "pending"
+    assert "n0" not in states
+
+
+def test_nobody_is_noted_before_it_proved_its_key() -> None:
+    """Whoever has the token can claim any key in its Hello, under any name."""
+    desk = Desk("approve")
+    desk.refusal(peer())
+    desk.enrolment.check_claim(peer("forged", secret="gpu-1"))
+    desk.enrolment.check_claim(peer("another"))
+    assert desk.states() == {"gpu-1": "pending"}
+
+
+def test_an_identity_that_looks_like_a_key_is_refused() -> None:
+    """Else `approve KEY` could take the node that calls itself so."""
+    desk = Desk("approve")
+    named = fingerprint(key("gpu-1").public)
+    error = desk.refusal(peer(named, secret="thief"))
+    assert error.refusal is Refusal.IDENTITY_IN_USE
+    assert "give it another" in error.message
+    assert desk.states() == {}
+    desk.refusal(peer())
+    assert desk.enrolment.approve(named, WALL_S).public == key("gpu-1").public
+
+
+def test_a_name_with_two_keys_is_not_approved_by_who_comes_between() -> None:
+    """The operator looked, another key came under the same name, and only then the command."""
+    desk = Desk("approve")
+    desk.refusal(peer())
+    desk.refusal(peer(secret="thief"))
+    with pytest.raises(Invalid, match="2 keys wait under the name gpu-1"):
+        desk.enrolment.approve("gpu-1", WALL_S)
+    assert set(desk.states().values()) == {"pending"}
+
+
 def test_of_two_keys_under_one_name_an_operator_says_which() -> None:
     desk = Desk("approve")
     right, thief = peer(), peer(secret="thief", host="10.9.9.9")
