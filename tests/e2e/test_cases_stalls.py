@@ -72,18 +72,27 @@ def slow(cluster: Cluster) -> Iterator[SlowClient]:
 SILENCE_S = 6.0
 
 
-def test_l7_a_head_that_was_suspended_for_longer_than_its_silence_limit(state: Path) -> None:
+@pytest.mark.parametrize("agents_s", [SILENCE_S, 30.0], ids=["agents gave up", "agents waited"])
+def test_l7_a_head_that_was_suspended_for_longer_than_its_silence_limit(
+    agents_s: float, state: Path
+) -> None:
     with head_process(state, SUPERFLUID_FLEET_SILENCE_S=str(SILENCE_S)) as head:
         address = head.wait_for("started")["fleet"]
         with contextlib.ExitStack() as stack:
             for number in range(4):
                 agent = stack.enter_context(
-                    agent_process(state, "--name", f"node-{number}", "--join", address)
+                    agent_process(
+                        state,
+                        *("--name", f"node-{number}", "--join", address),
+                        SUPERFLUID_NODE_SILENCE_S=str(agents_s),
+                    )
                 )
                 agent.wait_for("worker_ready")
                 head.wait_for("link_up")
             client = stack.enter_context(superfluid.connect(f"ipc://{state}/run/api.sock"))
-            call = client.generate("toy", PROMPT, max_new=2000, temperature=0.0, ignore_eos=True)
+            options: dict[str, Any] = {"max_new": 2000, "temperature": 0.0, "ignore_eos": True}
+            alone = client.generate("toy", PROMPT, **options).result().tokens
+            call = client.generate("toy", PROMPT, **options)
             call.next_event(None)
             head.signal(signal.SIGSTOP)
             try:
@@ -91,13 +100,16 @@ def test_l7_a_head_that_was_suspended_for_longer_than_its_silence_limit(state: P
                 time.sleep(SILENCE_S + 2.0)
             finally:
                 head.signal(signal.SIGCONT)
-            assert call.result().usage.completion == 2000
+            assert call.result().tokens == alone
             again = client.generate("toy", PROMPT, max_new=5).result()
             assert again.finish == "length"
+            wait_for(lambda: {n["state"] for n in client.nodes()} == {"up"}, "all are back")
         head.signal(signal.SIGTERM)
         assert head.wait() == 0
         seen = "\n".join([*head.lines, head.rest()])
-        assert '"code": "silent"' not in seen
+        # The head declared nobody dead; that agents gave up is theirs to say.
+        assert "nothing from node" not in seen
+        assert ('"code": "silent"' in seen) == (agents_s == SILENCE_S)
 
 
 # --- L12 --------------------------------------------------------------------------------------
