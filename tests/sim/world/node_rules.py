@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bus.event_window import WINDOW_EVENTS
-from bus.ids import GenerationId
+from bus.ids import Epoch, GenerationId, SessionId
 from bus.messages.link import (
     Declined,
     GenerateReq,
@@ -35,6 +35,8 @@ class NodeRules:
         self.must_agree = False
         #: Links on which a node has the whole list of the head.
         self._listed: set[int] = set()
+        #: By node: the sessions of the head's latest list.
+        self._views: dict[str, dict[SessionId, Epoch]] = {}
 
     # --- what nodes and head are told -----------------------------------------------------------
 
@@ -66,7 +68,10 @@ class NodeRules:
             case Reconcile():
                 if not message.more:
                     self._listed.add(link_id)
+                if not message.page:
+                    self._views[name] = {}
                 for view in message.sessions:
+                    self._views[name][view.session] = view.epoch
                     for known in view.generations:
                         self._acknowledged(known.generation, known.committed)
 
@@ -74,7 +79,7 @@ class NodeRules:
         acknowledged = self._record.acknowledged
         acknowledged[generation] = max(committed, acknowledged.get(generation, 0))
 
-    def head_took(self, node: str, message: object) -> None:
+    def head_took(self, node: str, message: object, now: float) -> None:
         match message:
             case Lost() | Declined():
                 run = self._record.runs.get(message.generation)
@@ -89,8 +94,19 @@ class NodeRules:
                 if not message.page:
                     self.reconciled[node] = []
                 self.reconciled[node].append(message)
+                if not message.more:
+                    self._check_held(node, now)
                 if self.must_agree and self._is_left(message):
                     raise Violation(f"{node} had something left when all was over: {message}")
+
+    def _check_held(self, node: str, now: float) -> None:
+        """What the head has placed on a node is there, for as long as its lease runs."""
+        pages = self.reconciled[node]
+        held = {(view.session, view.epoch) for page in pages for view in page.sessions}
+        for session, epoch in self._views[node].items():
+            until = self._record.leases.get((node, session, epoch), 0.0)
+            if (session, epoch) not in held and now < until - FENCE_S:
+                raise Violation(f"{node} has lost session {session}, whose lease runs on")
 
     def _is_left(self, message: ReconcileAck) -> bool:
         """Whether a node still has what is over; a made session may be given up when it is idle."""

@@ -81,7 +81,7 @@ class Oracle(Observer):
     def accepted(self, role: str, name: str, link_id: int, message: object) -> None:
         self.links.accepted(role, link_id, message)
         if role == "head":
-            self.nodes.head_took(self._node_of[link_id], message)
+            self.nodes.head_took(self._node_of[link_id], message, self._now)
         else:
             self.nodes.node_took(self._world.node(name), link_id, message, self._now)
 
