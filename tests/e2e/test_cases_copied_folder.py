@@ -1,17 +1,22 @@
-"""Cases from the field: two processes with one node's key; by their numbers."""
+"""Cases from the field: two processes with one node's key, at once or in turn; by their numbers."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import socket
+import sqlite3
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import superfluid
+from bus.client_session import OtherEvent
+from tests.harness.fault_proxy import FaultProxy
 from tests.harness.link_processes import agent_process, head_process, make_state, other_machine
 from tests.harness.logged_process import LoggedProcess
 
@@ -99,3 +104,49 @@ def test_l11_an_agent_that_was_killed_and_started_again_has_its_place_at_once(
             assert time.monotonic() - started_at < 1.5
             head.wait_for("link_up", node="twin")
             check_serves(state)
+
+
+def epochs(state: Path, session: str) -> list[int]:
+    """All that a session was ever placed under, as the head's store has them, oldest first."""
+    (file,) = state.rglob("head.db")
+    with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as store:
+        rows = store.execute(
+            "SELECT epoch FROM generation WHERE session = ? ORDER BY generation", (session,)
+        )
+        return [epoch for (epoch,) in rows]
+
+
+def test_l11_a_node_that_restarts_before_the_head_noticed_gets_its_sessions_again(
+    state: Path,
+) -> None:
+    with head_process(state) as head, FaultProxy(head.wait_for("started")["fleet"]) as proxy:
+        joins = ("--identity", "twin", "--join", proxy.address)
+        with (
+            superfluid.connect(f"ipc://{state}/run/api.sock") as client,
+            agent_process(state, *joins) as first,
+        ):
+            head.wait_for("link_up", node="twin")
+            first.wait_for("worker_ready")
+            ask = partial(client.generate, "toy", "twin", temperature=0.0, ignore_eos=True)
+            alone = ask(max_new=1500).result().tokens
+            call = ask(max_new=1500)
+            while len(call.tokens) < 20:
+                call.next_event(None)
+            # The path is lost without a word, so the head takes the link to be there still.
+            proxy.now(lambda link: link.half_open())
+            first.signal(signal.SIGKILL)
+            first.wait()
+            with agent_process(state, *joins) as again:
+                again.wait_for("link_up")
+                moved = []
+                while (event := call.next_event(None)) is not None:
+                    if isinstance(event, OtherEvent):
+                        moved.append((event.body["from"], event.body["to"], event.body["reason"]))
+                assert moved == [("twin", "twin", "node twin was started again")]
+                answer = call.result()
+                assert answer.tokens == alone
+                before, after = epochs(state, answer.session)
+                assert after > before
+                # Not by silence: the old link was probed for the newcomer, which took its place.
+                assert head.wait_for("link_down")["code"] == "replaced"
+                head.wait_for("link_up", node="twin")
