@@ -17,9 +17,12 @@ import zmq
 
 import superfluid
 from bench.cluster import Cluster
+from bus.ids import Epoch, SessionId
 from bus.messages.api import MARK, decode_body, encode_body
+from bus.messages.link import LeaseGrant, LeaseRef
 from tests.e2e.test_cluster import alive, wait_for
 from tests.harness.link_processes import agent_process, head_process, make_state, memory_bytes
+from tests.harness.link_sides import Stage
 from tests.harness.logged_process import LoggedProcess
 from tests.harness.models import toy_model_folder
 
@@ -169,6 +172,42 @@ def test_l12_a_head_that_stood_still_gets_every_token_in_order(cluster: Cluster)
     finally:
         os.kill(cluster.pid("head"), signal.SIGCONT)
     assert [call.result().tokens for call in calls] == [alone] * 4
+
+
+EVENTS = 1024
+
+
+@pytest.mark.parametrize("size", [100, 20_000])
+def test_l12_1024_messages_for_a_stalled_peer_come_in_order_and_hold_up_nobody(size: int) -> None:
+    stage = Stage("tcp://127.0.0.1:0")
+    with contextlib.closing(stage):
+        head, own = stage.head(), stage.own_loop()
+        stalled = stage.node(head.links.address, "stalled", loop=own)
+        other = stage.node(head.links.address, "other")
+        stage.until(lambda: len(list(head.acceptor.links())) == 2, own)
+        stage.until(lambda: stalled.link.is_up and other.link.is_up, own)
+        to_stalled, to_other = (head.address_of(name) or b"" for name in ("stalled", "other"))
+        # `own` is not turned from here on: the stalled node reads nothing.
+        for number in range(EVENTS):
+            assert head.links.send(to_stalled, grant(number, size))
+            assert head.links.send(to_other, grant(number, 100))
+        stage.until(lambda: len(other.messages()) == EVENTS)
+        link = head.acceptor.endpoint(to_stalled)
+        assert link is not None
+        # What libzmq and the kernel do not take waits here, once, and what they take is little.
+        assert link.queued_bytes <= EVENTS * (size + 100)
+        if size == 20_000:
+            assert link.queued_bytes > EVENTS * size / 2
+        stage.until(lambda: len(stalled.messages()) == EVENTS, own)
+        for node in (stalled, other):
+            assert [message.sent_at_s for message in node.messages()] == list(range(EVENTS))
+        assert head.downs() == []
+
+
+def grant(number: int, size: int) -> LeaseGrant:
+    """A message of some bytes that has a number."""
+    ref = LeaseRef(session=SessionId("s" * 80), epoch=Epoch(1))
+    return LeaseGrant(sent_at_s=float(number), lease_ms=1, leases=(ref,) * (size // 90))
 
 
 def is_idle(pid: int) -> bool:

@@ -98,7 +98,8 @@ NEIGHBOURS = 6
 
 
 def test_g0_a_request_that_crashes_every_worker_costs_two_and_its_neighbours_go_on() -> None:
-    with fleet(3, PYTHONPATH=FAULTS, CRASH_ON=str(CRASH_ON)) as made:
+    path = os.pathsep.join(filter(None, (FAULTS, os.environ.get("PYTHONPATH"))))
+    with fleet(3, PYTHONPATH=path, CRASH_ON=str(CRASH_ON)) as made:
         alone = made.client.generate(made.model, PROMPT, **OPTIONS).result().tokens
         before = {name: only_worker(made, name) for name in ("node-1", "node-2", "node-3")}
         neighbours = [Reader(made) for _ in range(NEIGHBOURS)]
