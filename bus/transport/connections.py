@@ -44,6 +44,11 @@ class ConnectionTable:
     def __len__(self) -> int:
         return len(self._by_fd)
 
+    @property
+    def accepted(self) -> int:
+        """How many connections there were in all."""
+        return self._accepted
+
     def apply(self, events: Iterable[ConnectionEvent]) -> list[bytes]:
         """Take in monitor events; the peers whose connection ended."""
         gone: list[bytes] = []

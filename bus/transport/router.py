@@ -13,7 +13,7 @@ from typing import Any
 import zmq
 
 from bus.acceptor import Acceptor
-from bus.link import LinkEvent
+from bus.link import LinkEvent, PeerRefused
 from bus.transport import clock
 from bus.transport.addresses import Binding, shared_context
 from bus.transport.connections import ConnectionTable
@@ -24,6 +24,7 @@ from bus.transport.monitor import (
     source_fd,
     source_host,
 )
+from bus.transport.routing_ids import RoutingIds, seed_routing_ids
 from bus.transport.strangers import Strangers
 
 #: Frames read at one go, before the loop sees to others.
@@ -66,8 +67,10 @@ class RouterLinks:
         #: Addresses whose connection ended, while frames of theirs may still be unread.
         self._ending: list[bytes] = []
         self._loop: Loop | None = None
+        seed_routing_ids()
         self._router = shared_context().socket(zmq.ROUTER)
         configure_router(self._router)
+        self._given = RoutingIds(self._router)
         self._monitor = SocketMonitor(self._router)
         try:
             self._binding = Binding(self._router, bind_address, purpose=purpose, setting=setting)
@@ -169,7 +172,8 @@ class RouterLinks:
         else:
             frame = self._router.recv(zmq.NOBLOCK, copy=False)
             data = frame.bytes
-            self._place(address, frame)
+            if not self._place(address, frame):
+                data = b""  # Nothing of it is taken.
         whole = True
         self._strangers.read(address, len(data))
         while self._router.getsockopt(zmq.RCVMORE):
@@ -179,14 +183,21 @@ class RouterLinks:
         if whole:
             self.acceptor.receive(address, data, self._now(), peer_key=self._host_of.get(address))
 
-    def _place(self, address: bytes, frame: zmq.Frame) -> None:
+    def _place(self, address: bytes, frame: zmq.Frame) -> bool:
+        """Note where a new address is; False when its peer chose it, and is cut for that."""
         # Its ACCEPTED event is there by now; see ConnectionTable.
         self._watch()
         if not self._table.place(address, source_fd(frame)):
             self._ending.append(address)
-            return
+            return True
+        if not self._given.gave(address, self._table.accepted):
+            self._strangers.cut(address)
+            text = "a peer connected and chose its own return address; it was cut off"
+            self._refused.append((b"", PeerRefused("connection_closed", text)))
+            return False
         if self.address.startswith("tcp:") and (host := source_host(frame)):
             self._host_of[address] = host.encode()
+        return True
 
     def _end_connections(self) -> None:
         ending, self._ending = self._ending, []
