@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
 
@@ -49,6 +50,7 @@ def is_local(address: str) -> bool:
         return False
 
 
+@functools.lru_cache(maxsize=4096)
 def network_of(host: str) -> str:
     """What callers are counted by: an IPv4 address, or the /64 that an IPv6 one lies in.
 

@@ -56,6 +56,7 @@ class Loop(Closing):
         self._now = now
         self._poller = zmq.Poller()
         self._readers: dict[Source, Callable[[], None]] = {}
+        self._resting: dict[Source, float] = {}
         self._timers: list[_TimerSource] = []
         self._turn_callbacks: list[Callable[[float], None]] = []
         self._stopping = False
@@ -80,7 +81,14 @@ class Loop(Closing):
 
     def remove_reader(self, source: Source) -> None:
         """Forget `source`. Call it before closing the socket or descriptor."""
-        if self._readers.pop(source, None) is not None:
+        rests = self._resting.pop(source, None) is not None
+        if self._readers.pop(source, None) is not None and not rests:
+            self._poller.unregister(source)
+
+    def rest(self, source: Source, seconds: float) -> None:
+        """Do not look at `source` for so long, so that much of little worth is read at one go."""
+        if source in self._readers and source not in self._resting:
+            self._resting[source] = self._now() + seconds
             self._poller.unregister(source)
 
     def add_timer_source(
@@ -148,8 +156,9 @@ class Loop(Closing):
         """One turn, which waits at most `max_wait_s` for something to do."""
         wait_s = min(max_wait_s, MAX_WAIT_S)
         due = self._next_due()
-        if due is not None:
-            wait_s = min(wait_s, max(0.0, due - self._now()))
+        for at in (due, *self._resting.values()):
+            if at is not None:
+                wait_s = min(wait_s, max(0.0, at - self._now()))
         self._read(wait_s)
         if due is not None and self._now() - max(due, self._waited_until) > STALLED_S:
             self._read(STALL_GRACE_S)
@@ -176,6 +185,7 @@ class Loop(Closing):
             os.close(self._event_fd)
             self._event_fd = -1
         self._readers.clear()
+        self._resting.clear()
         self._poller = zmq.Poller()
 
     # --- inside -------------------------------------------------------------------------------
@@ -184,9 +194,20 @@ class Loop(Closing):
         due = [at for timer in self._timers if (at := timer.next_timeout()) is not None]
         return min(due, default=None)
 
+    def _end_rests(self) -> bool:
+        """Look again at what has rested; False when nothing has."""
+        now = self._now()
+        rested = [source for source, until in self._resting.items() if until <= now]
+        for source in rested:
+            del self._resting[source]
+            self._poller.register(source, zmq.POLLIN)
+        return bool(rested)
+
     def _read(self, wait_s: float) -> None:
         # Rounded up: waking a fraction of a millisecond early would spin until the time has come.
         ready = self._poller.poll(math.ceil(wait_s * 1000))
+        if self._resting and self._end_rests():
+            ready = self._poller.poll(0)
         until = self._now() + READ_BUDGET_S
         self._read_enough = False
         while ready:

@@ -29,6 +29,9 @@ from bus.transport.strangers import Strangers
 
 #: Frames read at one go, before the loop sees to others.
 MAX_BATCH = 256
+#: Strangers are read at most so often, in seconds: a turn for each of 1,000 bad Hellos a second
+#: costs twice what the Hellos do. Frames of links wait as long, but only while there are such.
+STRANGERS_EVERY_S = 0.005
 _ENDED = "it ended, or the network between did"
 
 
@@ -66,6 +69,8 @@ class RouterLinks:
         self._host_of: dict[bytes, bytes] = {}
         #: Addresses whose connection ended, while frames of theirs may still be unread.
         self._ending: list[bytes] = []
+        #: A stranger's frame was read.
+        self._strange = False
         self._loop: Loop | None = None
         seed_routing_ids()
         self._router = shared_context().socket(zmq.ROUTER)
@@ -133,6 +138,10 @@ class RouterLinks:
                 self._end_connections()
                 break
             self._receive(address)
+        if self._strange and self._loop is not None:
+            self._strange = False
+            self._loop.rest(self._router, STRANGERS_EVERY_S)
+            self._loop.rest(self._monitor.readable, STRANGERS_EVERY_S)
 
     def flush(self, now: float) -> None:
         """Hand frames to the socket until there are none, or it takes none."""
@@ -182,6 +191,7 @@ class RouterLinks:
             whole = False
         if whole:
             self.acceptor.receive(address, data, self._now(), peer_key=self._host_of.get(address))
+        self._strange |= not self.acceptor.is_admitted(address)
 
     def _place(self, address: bytes, frame: zmq.Frame) -> bool:
         """Note where a new address is; False when its peer chose it, and is cut for that."""

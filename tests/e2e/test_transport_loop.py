@@ -229,3 +229,25 @@ def test_a_process_that_only_waits_stops_on_a_signal(number: signal.Signals) -> 
     assert time.monotonic() - begin < 4.0, "it only noticed when the wait ended by itself"
     assert child.stdout.read() == b"down\n"
     child.stdout.close()
+
+
+def test_a_source_that_rests_is_read_at_one_go_when_its_rest_is_over(
+    loop: Loop, pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes]]
+) -> None:
+    left, right = pair
+    seen: list[tuple[float, bytes]] = []
+    loop.add_reader(right, lambda: seen.append((clock.now(), right.recv(zmq.NOBLOCK))))
+    loop.rest(right, 0.05)
+    rests_since = clock.now()
+    for number in range(3):
+        left.send(b"%d" % number)
+    loop.turn(0.0)
+    assert seen == []
+    loop.turn()
+    assert [data for _, data in seen] == [b"0", b"1", b"2"]
+    assert min(at for at, _ in seen) - rests_since >= 0.045
+    loop.rest(right, 60.0)
+    loop.remove_reader(right)
+    left.send(b"3")
+    loop.turn(0.0)
+    assert len(seen) == 3
