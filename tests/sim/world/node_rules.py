@@ -56,8 +56,10 @@ class NodeRules:
                 until = node.true_time(message.sent_at_s + message.lease_ms / 1000)
                 for ref in message.leases:
                     lease = (name, ref.session, ref.epoch)
-                    if until > record.leases.get(lease, until):
-                        record.leases[lease] = until
+                    former = record.leases.get(lease, until)
+                    if now >= former:
+                        record.lapsed.add(lease)
+                    record.leases[lease] = max(until, former)
             case GenerateReq():
                 run = record.runs.get(message.generation)
                 if run is None or run.row.node != name or run.row.epoch != message.epoch:
@@ -104,8 +106,10 @@ class NodeRules:
         pages = self.reconciled[node]
         held = {(view.session, view.epoch) for page in pages for view in page.sessions}
         for session, epoch in self._views[node].items():
-            until = self._record.leases.get((node, session, epoch), 0.0)
-            if (session, epoch) not in held and now < until - FENCE_S:
+            lease = (node, session, epoch)
+            until = self._record.leases.get(lease, 0.0)
+            is_over = now >= until - FENCE_S or lease in self._record.lapsed
+            if (session, epoch) not in held and not is_over:
                 raise Violation(f"{node} has lost session {session}, whose lease runs on")
 
     def _is_left(self, message: ReconcileAck) -> bool:

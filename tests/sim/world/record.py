@@ -144,6 +144,8 @@ class Record:
     assigned: dict[tuple[SessionId, Epoch], str] = field(default_factory=dict)
     #: Until when (true time) a node may compute for a session of an epoch.
     leases: dict[tuple[str, SessionId, Epoch], float] = field(default_factory=dict)
+    #: Leases that were over before a grant came that would have stretched them.
+    lapsed: set[tuple[str, SessionId, Epoch]] = field(default_factory=set)
     #: Tokens made of a generation, and what its node knows to be durable.
     made: dict[GenerationId, int] = field(default_factory=dict)
     acknowledged: dict[GenerationId, int] = field(default_factory=dict)

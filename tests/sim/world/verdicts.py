@@ -173,4 +173,5 @@ class Verdicts:
 
     def _lease_over(self, lease: tuple[str, SessionId, Epoch], now: float) -> bool:
         until = self._record.leases.get(lease)
-        return until is not None and now >= until - MOMENT_S
+        is_over = until is not None and now >= until - MOMENT_S
+        return is_over or lease in self._record.lapsed
