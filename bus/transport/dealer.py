@@ -24,6 +24,7 @@ from bus.errors import ConfigInvalid
 from bus.link import LinkDown, LinkEvent, LinkUp, PeerInfo, PeerRefused
 from bus.transport import clock
 from bus.transport.addresses import allow_ipv6, shared_context
+from bus.transport.cutting import peer_of
 from bus.transport.link_options import (
     GOODBYE_LINGER_MS,
     RECEIVE_FRAMES,
@@ -32,7 +33,10 @@ from bus.transport.link_options import (
 )
 from bus.transport.loop import Loop
 from bus.transport.monitor import HANDSHAKE_FAILURES, ConnectionEvent, Happening, SocketMonitor
+from bus.transport.unread import UnreadBytes
 
+#: How often it is looked whether what comes in comes out.
+MEASURE_EVERY_S = 1.0
 #: Without a connection for so long, a person is told; and again each time it has lasted as long.
 UNREACHABLE_S = 5.0
 UNREACHABLE_AGAIN_S = 60.0
@@ -93,6 +97,9 @@ class DealerLink:
         self._reconnect_at: float | None = None
         #: While no connection is wanted, when one will be.
         self._connect_at: float | None = None
+        #: What came over the present connection; measured from time to time.
+        self._unread: UnreadBytes | None = None
+        self._measure_at: float | None = None
         #: Refusals in a row, of endpoints before the present one.
         self._rejects = 0
         self._loop: Loop | None = None
@@ -173,7 +180,7 @@ class DealerLink:
     def next_timeout(self) -> float | None:
         """When `handle_timeout` is due."""
         times = [self._retry_at, self._unreachable_at, self._endpoint.next_timeout()]
-        times += [self._hello_at, self._reconnect_at, self._connect_at]
+        times += [self._hello_at, self._reconnect_at, self._connect_at, self._measure_at]
         return min((at for at in times if at is not None), default=None)
 
     def handle_timeout(self, now: float) -> None:
@@ -182,6 +189,8 @@ class DealerLink:
             self._give_up_connection(now)
         if self._connect_at is not None and self._connect_at <= now:
             self._make_connection(now)
+        if self._measure_at is not None and self._measure_at <= now:
+            self._measure(now)
         if self._retry_at is not None and self._retry_at <= now:
             self.flush(now)
         if self._unreachable_at is not None and self._unreachable_at <= now:
@@ -219,7 +228,7 @@ class DealerLink:
         self._dealer.close(GOODBYE_LINGER_MS)
         self._connected = False
         self._hello_at = self._retry_at = self._unreachable_at = None
-        self._reconnect_at = self._connect_at = None
+        self._reconnect_at = self._connect_at = self._measure_at = None
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -231,6 +240,9 @@ class DealerLink:
             self._reconnect_at = None
         elif event.happening in (Happening.DISCONNECTED, *HANDSHAKE_FAILURES):
             self._reconnect_at = now + ABANDONED_S
+        if event.happening is Happening.CONNECTED and (peer := peer_of(event.value)):
+            self._unread = UnreadBytes(event.value, peer, now)
+            self._measure_at = now + MEASURE_EVERY_S
         if event.happening is Happening.HANDSHAKE_SUCCEEDED:
             self._connected = True
             self._unreachable_at = None
@@ -251,6 +263,7 @@ class DealerLink:
             return
         self._endpoint.close("its connection is given up", now)
         self._connected = False
+        self._unread = self._measure_at = None
         self._hello_at = self._retry_at = self._unreachable_at = None
         self._dealer.disconnect(self.address)
         self._connect_at = max(now, self._not_before)
@@ -260,8 +273,17 @@ class DealerLink:
         self._unreachable_at = now + UNREACHABLE_S
         self._dealer.connect(self.address)
 
+    def _measure(self, now: float) -> None:
+        """End a connection whose peer fills our memory with a message that never ends."""
+        self._measure_at = now + MEASURE_EVERY_S
+        unread = self._unread
+        if unread is not None and unread.too_many(unread.received(), now) and unread.cut():
+            text = f"{self.label} sent too much that makes no frame; its connection was cut"
+            self._events.append(PeerRefused("protocol", text))
+
     def _lose_connection(self, now: float) -> None:
         self._connected = False
+        self._unread = self._measure_at = None
         self._hello_at = self._retry_at = None
         self._unreachable_at = now + UNREACHABLE_S
         was_up = self.is_up
@@ -277,6 +299,8 @@ class DealerLink:
             except zmq.Again:
                 return
             whole = True
+            if self._unread is not None:
+                self._unread.read(len(data))
             while self._dealer.getsockopt(zmq.RCVMORE):
                 # Link-F has one part per frame; more of them come from somebody else.
                 self._dealer.recv(zmq.NOBLOCK)

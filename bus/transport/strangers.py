@@ -15,18 +15,14 @@ from dataclasses import dataclass
 from bus.address import network_of
 from bus.link import LinkEvent, PeerRefused
 from bus.transport.connections import ConnectionTable
-from bus.transport.cutting import bytes_received, cut, host_of, peer_of
+from bus.transport.cutting import cut, host_of, peer_of
 from bus.transport.monitor import ConnectionEvent, Happening
+from bus.transport.unread import MAX_UNREAD_BYTES, UnreadBytes
 
 #: Connections without a verified Hello; above it the oldest of the network with most is cut.
 MAX_STRANGERS = 64
 #: A handshake takes some 3 KiB with ZMTP's own; a stranger that sent more wants something else.
 MAX_STRANGER_BYTES = 64 * 1024
-#: What a peer sent and we did not get as frames: some are on their way, at most 16 of 300 KiB in
-#: libzmq and the kernel's buffer before them; an endless message of many parts is all beyond.
-MAX_UNREAD_BYTES = 32 * 1024 * 1024
-#: ZMTP's own heartbeats are no frames; they take less than this.
-PING_BYTES_PER_S = 32
 #: How often strangers are measured: at 1 Gbit/s some 6 MB pass between two looks. And others.
 MEASURE_EVERY_S = 0.05
 MEASURE_LINKED_EVERY_S = 1.0
@@ -38,14 +34,12 @@ class _Known:
 
     peer: bytes
     network: str
-    accepted_s: float
+    unread: UnreadBytes
     #: Since when it has no link, and what it had sent by then.
     since_s: float
     since_bytes: int = 0
     linked: bool = False
     spoke: bool = False
-    #: Bytes that came as frames, with ZMTP's headers.
-    read_bytes: int = 0
 
 
 class Strangers:
@@ -68,7 +62,8 @@ class Strangers:
         accepted = {event.value for event in events if event.happening is Happening.ACCEPTED}
         for number, fd in open_fds.items():
             if fd in accepted and number not in self._known and (peer := peer_of(fd)):
-                self._known[number] = _Known(peer, network_of(host_of(peer)), now, now)
+                unread = UnreadBytes(fd, peer, now)
+                self._known[number] = _Known(peer, network_of(host_of(peer)), unread, now)
         if accepted:
             self._check_at = now
 
@@ -77,7 +72,7 @@ class Strangers:
         known = self._known.get(self._table.number_of(address) or 0)
         if known is not None:
             known.spoke = True
-            known.read_bytes += length + (2 if length <= 255 else 9)
+            known.unread.read(length)
 
     def cut(self, address: bytes) -> bool:
         """End the connection behind an address at once; False when it has gone."""
@@ -110,9 +105,10 @@ class Strangers:
             known = self._known.get(number)
             if known is None:
                 continue
-            self._note_link(known, fd, now, linked=not linked.isdisjoint(addresses))
+            received = known.unread.received()
+            _note_link(known, received, now, linked=not linked.isdisjoint(addresses))
             stranger = admitted.isdisjoint(addresses)
-            offence = self._offence(known, fd, now, limit_s, stranger=stranger)
+            offence = _offence(known, received, now, limit_s, stranger=stranger)
             if offence and self._cut(number, fd):
                 text = f"a peer connected and {offence}; it was cut off"
                 found.append(PeerRefused("handshake_timeout", text))
@@ -122,25 +118,6 @@ class Strangers:
         every_s = MEASURE_EVERY_S if strangers else MEASURE_LINKED_EVERY_S
         self._check_at = now + every_s if self._known else None
         return found
-
-    def _note_link(self, known: _Known, fd: int, now: float, *, linked: bool) -> None:
-        if known.linked and not linked:
-            known.since_s = now
-            known.since_bytes = bytes_received(fd, known.peer) or 0
-        known.linked = linked
-
-    def _offence(
-        self, known: _Known, fd: int, now: float, limit_s: float, *, stranger: bool
-    ) -> str:
-        if not known.linked and now - known.since_s >= limit_s:
-            return f"{'made no link' if known.spoke else 'said nothing'} for {limit_s:g} s"
-        received = bytes_received(fd, known.peer) or 0
-        if stranger and received - known.since_bytes > MAX_STRANGER_BYTES:
-            return f"sent more than {MAX_STRANGER_BYTES // 1024} KiB without joining"
-        pings = PING_BYTES_PER_S * (now - known.accepted_s)
-        if received - known.read_bytes - pings > MAX_UNREAD_BYTES:
-            return f"sent more than {MAX_UNREAD_BYTES // 1024**2} MiB that make no frame"
-        return ""
 
     def _cut_excess(self, strangers: list[tuple[int, int]]) -> None:
         """Cut the oldest of the network with most, until there are no more than may be."""
@@ -157,3 +134,19 @@ class Strangers:
     def _cut(self, number: int, fd: int) -> bool:
         known = self._known.pop(number, None)
         return known is not None and cut(fd, known.peer)
+
+
+def _note_link(known: _Known, received: int, now: float, *, linked: bool) -> None:
+    if known.linked and not linked:
+        known.since_s, known.since_bytes = now, received
+    known.linked = linked
+
+
+def _offence(known: _Known, received: int, now: float, limit_s: float, *, stranger: bool) -> str:
+    if not known.linked and now - known.since_s >= limit_s:
+        return f"{'made no link' if known.spoke else 'said nothing'} for {limit_s:g} s"
+    if stranger and received - known.since_bytes > MAX_STRANGER_BYTES:
+        return f"sent more than {MAX_STRANGER_BYTES // 1024} KiB without joining"
+    if known.unread.too_many(received, now):
+        return f"sent more than {MAX_UNREAD_BYTES // 1024**2} MiB that make no frame"
+    return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket as plain_socket
 from collections.abc import Callable, Iterator
 
@@ -14,12 +15,13 @@ from bus.link import HandshakeRefused, LinkLimits, PeerInfo, Refusal
 from bus.messages.link import NodeStatus
 from bus.redial import Redial
 from bus.transport import clock, link_options
+from bus.transport import dealer as dealer_module
 from bus.transport import strangers as strangers_module
 from bus.transport.router import RouterLinks
 from tests.harness.acceptor_fleet import hello_of
 from tests.harness.link_identities import head, node, token
 from tests.harness.link_sides import HeadSide, Stage
-from tests.harness.strangers import Stranger, zmtp_frame
+from tests.harness.strangers import GREETING, READY, Stranger, zmtp_frame
 
 LIMIT_S = 0.5
 LIMITS = LinkLimits(handshake_s=LIMIT_S, confirm_s=LIMIT_S / 2)
@@ -179,7 +181,8 @@ def test_a_linked_peer_s_endless_message_of_many_parts_is_cut(
         def refused() -> bool:
             nonlocal sent
             try:
-                sent += stranger.socket.send(part[sent % len(part) :])
+                while sent < 2**30:
+                    sent += stranger.socket.send(part[sent % len(part) :])
             except BlockingIOError:
                 return False
             except (BrokenPipeError, ConnectionResetError):
@@ -187,8 +190,41 @@ def test_a_linked_peer_s_endless_message_of_many_parts_is_cut(
             return False
 
         stage.until(refused)
-    assert 32 * 1024 * 1024 < sent < 512 * 1024 * 1024
+    assert 32 * 1024 * 1024 < sent < 1024 * 1024 * 1024
     stage.until(lambda: [down.code for down in head_side.downs()] == ["disconnected"])
     assert any(
         "make no frame" in event.reason for _, event in head_side.seen if hasattr(event, "reason")
     )
+
+
+def test_an_endless_message_from_who_was_called_is_cut(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dealer_module, "MEASURE_EVERY_S", 0.05)
+    size = link_options.MAX_FRAME_BYTES // 2
+    part = b"\x03" + size.to_bytes(8, "big") + bytes(size)
+    greeting = GREETING + READY.replace(b"\x06DEALER", b"\x06ROUTER")
+    with plain_socket.create_server(("127.0.0.1", 0)) as server:
+        calls = stage.node(f"tcp://127.0.0.1:{server.getsockname()[1]}")
+        server.setblocking(False)
+        stage.until(lambda: bool(select.select([server], [], [], 0)[0]))
+        called, _ = server.accept()
+        with called:
+            called.setblocking(False)
+            called.send(greeting)
+            sent = 0
+
+            def cut() -> bool:
+                nonlocal sent
+                try:
+                    while sent < 2**30:
+                        sent += called.send(part[sent % len(part) :])
+                except BlockingIOError:
+                    return False
+                except (BrokenPipeError, ConnectionResetError):
+                    return True
+                return False
+
+            stage.until(cut)
+        assert 32 * 1024 * 1024 < sent < 1024 * 1024 * 1024
+        stage.until(lambda: "protocol" in calls.codes())
