@@ -190,3 +190,23 @@ def test_l8_200_nodes_are_back_in_ten_seconds_and_do_not_call_at_once() -> None:
     assert busiest <= 80
     assert first[-1] - first[0] > 0.15
     assert sorted(back)[180] - lost_at < 0.5
+
+
+def test_l8_nodes_whose_head_was_lost_again_and_again_are_back_in_ten_seconds_too() -> None:
+    world = World(200)
+    world.run(130.0)
+    lost_at = world.now
+    for boot in range(6, 16):
+        # Before any link is steady, so that every wait is drawn from more than the one before.
+        world.acceptor = world.new_head(boot)
+        lost_at = world.now
+        for member in world.members:
+            if member.up_at is not None:
+                member.lose()
+        world.run(lost_at + 9.0)
+    world.run(lost_at + 10.0)
+    back = [member.up_at - lost_at for member in world.members if member.up_at is not None]
+    assert len(back) == 200
+    assert len(list(world.acceptor.links())) == 200
+    # Drawn from 0 to 5 s and not all at once: no half a second has a fifth of them.
+    assert max(sum(start <= at < start + 0.5 for at in back) for start in back) < 40
