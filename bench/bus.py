@@ -1,8 +1,9 @@
 """The bus beside bare pyzmq, in one run: the same sockets and options, two processes, loopback.
 
     handshake_cpu_ms              CPU of both sides for one handshake, Hello to both Confirms
-    sealed_100b_ratio             TokenEvents of 100 bytes with one run, through codec, Endpoint
-                                  and socket, over bare frames of 100 bytes: messages/s
+    sealed_100b_ratio             flat messages of 100 bytes (Lost), through codec, Endpoint and
+                                  socket, over bare frames of 100 bytes: messages/s
+    sealed_run_ratio              the same for TokenEvents of 100 bytes with one run
     sealed_batch16_ratio          TokenEvents with 16 runs of 100 bytes, over the same bare frames
                                   of 100 bytes: runs/s, as tokens of 16 lanes go out together
     blob_ratio                    files read, sealed, sent under credit, opened, hashed, written and
@@ -17,6 +18,7 @@ Rates are the receiver's, from its first to its last. Rounds alternate; medians.
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import itertools
 import json
@@ -38,9 +40,9 @@ from bench.bus_peer import head_identity, node_identity
 from bus.blob_folder import BlobFolder
 from bus.blob_sender import BlobSender
 from bus.endpoint import Endpoint
-from bus.ids import Epoch, GenerationId, PackedIds, SessionId
+from bus.ids import Epoch, GenerationId, PackedIds, SessionId, WorkerIncarnation
 from bus.link import MessageReceived
-from bus.messages.link import LINK, BlobRef, TokenEvents, TokenRun
+from bus.messages.link import LINK, BlobRef, Lost, TokenEvents, TokenRun
 from bus.transfer import CHUNK_BYTES
 from bus.transport import clock
 from bus.transport.addresses import shared_context
@@ -54,14 +56,27 @@ FRAMES = 20_000
 LARGE_FRAMES = 2_000
 MESSAGES = 5_000
 BATCHES = 1_500
+#: Messages of one turn of a loop, which are queued first and sent at its end.
+BURST = 64
 HANDSHAKES = 100
 FILE_BYTES = 64 << 20
 PROBE_EVERY_S = 0.02
 WAIT_MS = 30_000
 
 
+def lost(number: int) -> Lost:
+    """A message of 100 bytes without parts of its own."""
+    return Lost(
+        session=SessionId(f"{number:032d}"),
+        epoch=Epoch((1 << 32) + 1),
+        generation=GenerationId((1 << 32) + number),
+        worker=WorkerIncarnation((1 << 32) + 1),
+        reason="its worker process ended with -9...",
+    )
+
+
 def token_events(runs: int, number: int) -> TokenEvents:
-    """A message of 100 bytes for one run; more runs have 100 bytes each, less the message's own."""
+    """A message of 100 bytes for one run; of more, each takes some 97."""
     return TokenEvents(
         runs=tuple(
             TokenRun(
@@ -121,12 +136,13 @@ class Peer:
             self._send(frame)
         return count / float(self._answer()["seconds"])
 
-    def sealed(self, runs: int, count: int) -> float:
-        """Token events of so many runs, a second."""
-        messages = [token_events(runs, number) for number in range(count)]
+    def sealed(self, make: Callable[[int], Any], count: int) -> float:
+        """Messages a second."""
+        messages = [make(number) for number in range(count)]
         self._ask(f"sealed {count}")
-        for message in messages:
-            self._endpoint.send(message)
+        for start in range(0, count, BURST):
+            for message in messages[start : start + BURST]:
+                self._endpoint.send(message)
             self._send_sealed()
         return count / float(self._answer()["seconds"])
 
@@ -254,9 +270,9 @@ def percentile_99(values: Iterable[float]) -> float:
 def measure(rounds: int) -> dict[str, float]:
     """Everything, round by round."""
     seen: dict[str, list[float]] = {}
-    size = len(LINK.encode(token_events(1, 0)))
-    if size != FRAME_BYTES:
-        raise RuntimeError(f"a message of {size} bytes, not of {FRAME_BYTES}; not a bench")
+    sizes = {len(LINK.encode(message)) for message in (lost(0), token_events(1, 0))}
+    if sizes != {FRAME_BYTES}:
+        raise RuntimeError(f"messages of {sizes} bytes, not of {FRAME_BYTES}; not a bench")
     with (
         Peer() as peer,
         tempfile.TemporaryDirectory(prefix="sf-bench-") as folder,
@@ -267,8 +283,9 @@ def measure(rounds: int) -> dict[str, float]:
         for _ in range(rounds + 1):
             found = {
                 "raw": peer.raw(FRAME_BYTES, FRAMES),
-                "sealed": peer.sealed(1, MESSAGES),
-                "batches": peer.sealed(RUNS, BATCHES),
+                "sealed": peer.sealed(lost, MESSAGES),
+                "runs": peer.sealed(functools.partial(token_events, 1), MESSAGES),
+                "batches": peer.sealed(functools.partial(token_events, RUNS), BATCHES),
                 "handshake": handshake_cpu_ms(HANDSHAKES),
             }
             for name, value in found.items():
@@ -277,10 +294,11 @@ def measure(rounds: int) -> dict[str, float]:
         rates = [files.send(blob) for blob in blobs]
         files.close()
     # The first round of each warms up.
-    raw, sealed, batches, handshake = (seen[name][1:] for name in seen)
+    raw, sealed, single, batches, handshake = (seen[name][1:] for name in seen)
     return {
         "handshake_cpu_ms": round(median(handshake), 3),
         "sealed_100b_ratio": round(_ratio(sealed, raw), 3),
+        "sealed_run_ratio": round(_ratio(single, raw), 3),
         "sealed_batch16_ratio": round(RUNS * _ratio(batches, raw), 3),
         "blob_ratio": round(median(rates[1:]) / (CHUNK_BYTES * median(raw_large[1:])), 3),
         "heartbeat_p99_ms_during_blob": round(percentile_99(files.waits_ms), 2),

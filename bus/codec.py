@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -122,13 +123,24 @@ def _rule(rules: tuple[Any, ...], kind: type[R], default: R) -> R:
     return next((rule for rule in rules if isinstance(rule, kind)), default)
 
 
-def _lower(value: Any) -> Any:
-    """A field value as msgpack takes it: structs as arrays."""
-    if type(value) is tuple:
-        return [_lower(item) for item in value]
-    if dataclasses.is_dataclass(value):
-        return StructCodec.of(type(value)).encode(value)
-    return value
+Lower = Callable[[Any], Any]
+
+
+def _lowering(annotation: Any) -> Lower | None:
+    """How a field's value becomes what msgpack takes, structs as arrays; None: it is that."""
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        return _lowering(typing.get_args(annotation)[0])
+    if origin in (typing.Union, types.UnionType):
+        (inner,) = (a for a in typing.get_args(annotation) if a is not type(None))
+        lower = _lowering(inner)
+        return None if lower is None else lambda value: None if value is None else lower(value)
+    if origin is tuple:
+        each = _lowering(typing.get_args(annotation)[0])
+        return None if each is None else lambda values: [each(value) for value in values]
+    if dataclasses.is_dataclass(annotation):
+        return StructCodec.of(typing.cast(type, annotation)).encode
+    return None
 
 
 class StructCodec:
@@ -142,6 +154,13 @@ class StructCodec:
         self.fields = dataclasses.fields(cls)
         self.names = tuple(f.name for f in self.fields)
         self.converters = tuple(_converter(hints[name]) for name in self.names)
+        #: By place, the fields that msgpack does not take as they are.
+        self._lowered = tuple(
+            (place, lower)
+            for place, name in enumerate(self.names)
+            if (lower := _lowering(hints[name])) is not None
+        )
+        self._setters = _setters_of(cls, self.names)
         self.required = sum(
             f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
             for f in self.fields
@@ -155,20 +174,40 @@ class StructCodec:
         return made
 
     def encode(self, value: Any) -> list[Any]:
-        return [_lower(getattr(value, name)) for name in self.names]
+        values = [getattr(value, name) for name in self.names]
+        for place, lower in self._lowered:
+            values[place] = lower(values[place])
+        return values
 
     def decode(self, values: Any) -> Any:
         if type(values) is not list:
             raise FieldError(f"should be a {self.cls.__name__}, not {kind_of(values)}")
-        if len(values) < self.required:
+        return self.decode_from(values, 0)
+
+    def decode_from(self, values: list[Any], start: int) -> Any:
+        """The struct whose fields begin at a place of a list."""
+        if len(values) - start < self.required:
             raise FieldError(f"lacks fields of {self.cls.__name__}")
-        made = {}
+        given = values[start:] if start else values
+        try:
+            taken = list(map(operator.call, self.converters, given))
+        except FieldError as error:
+            raise error.under(self._wrong_field(given)) from None
+        if len(taken) < len(self.names) or self._setters is None:
+            return self.cls(**dict(zip(self.names, taken, strict=False)))
+        made: Any = object.__new__(self.cls)
+        for put, value in zip(self._setters, taken, strict=True):
+            put(made, value)
+        return made
+
+    def _wrong_field(self, values: list[Any]) -> str:
+        """The first field that its value does not fit."""
         for name, convert, value in zip(self.names, self.converters, values, strict=False):
             try:
-                made[name] = convert(value)
-            except FieldError as error:
-                raise error.under(name) from None
-        return self.cls(**made)
+                convert(value)
+            except FieldError:
+                return name
+        return ""
 
     def decode_map(self, values: Mapping[str, Any]) -> Any:
         made = {}
@@ -184,6 +223,16 @@ class StructCodec:
             ):
                 raise FieldError("is missing", (field.name,))
         return self.cls(**made)
+
+
+def _setters_of(cls: type, names: tuple[str, ...]) -> tuple[Callable[[Any, Any], None], ...] | None:
+    """What sets the fields of a bare object of a slotted class, at half the cost of its __init__.
+
+    None where __init__ does more than that.
+    """
+    if hasattr(cls, "__post_init__") or not hasattr(cls, "__slots__"):
+        return None
+    return tuple(getattr(cls, name).__set__ for name in names)
 
 
 class Codec:
@@ -234,7 +283,7 @@ class Codec:
         tag = self._tags[type(message)]
         try:
             packed: bytes = msgpack.packb([tag, *self._by_tag[tag].encode(message)])
-        except (OverflowError, ValueError, TypeError) as error:
+        except (OverflowError, ValueError, TypeError, AttributeError) as error:
             name = type(message).__name__
             raise Internal(f"a {self.name} message {name} can not be encoded: {error}") from None
         return packed
@@ -245,7 +294,8 @@ class Codec:
         Raises:
             DecodeError: anything else that is no message of this protocol.
         """
-        values = unpack(data, max_bytes=self.max_bytes)
+        # The structs say how deep it may be, field by field; what a newer peer adds is passed over.
+        values = _unpacked(data, self.max_bytes)
         if type(values) is not list or not values or type(values[0]) is not int:
             raise DecodeError(f"not a {self.name} message")
         tag = values[0]
@@ -255,7 +305,7 @@ class Codec:
                 return None
             raise DecodeError(f"{self.name} message with unknown tag {tag}; is the peer newer?")
         try:
-            return struct.decode(values[1:])
+            return struct.decode_from(values, 1)
         except FieldError as error:
             where = ".".join((struct.cls.__name__, *error.path))
             raise DecodeError(f"{where} {error.problem}") from None
@@ -293,6 +343,12 @@ def unpack(data: bytes, *, max_bytes: int) -> Any:
     Raises:
         DecodeError: too long, too deep, too many lists and maps, or not msgpack.
     """
+    values = _unpacked(data, max_bytes)
+    _check_depth(values, MAX_DEPTH)
+    return values
+
+
+def _unpacked(data: bytes, max_bytes: int) -> Any:
     if len(data) > max_bytes:
         raise DecodeError(f"message of {len(data)} bytes; at most {max_bytes} are taken")
     count = _ContainerCount() if len(data) > _COUNTED_FROM_BYTES else None
@@ -309,7 +365,6 @@ def unpack(data: bytes, *, max_bytes: int) -> Any:
         raise
     except Exception as error:  # noqa: BLE001 - msgpack raises many kinds for bad input
         raise DecodeError(f"not msgpack: {type(error).__name__}") from None
-    _check_depth(values, MAX_DEPTH)
     return values
 
 

@@ -166,14 +166,13 @@ def check_items(inner: Convert, limit: int) -> Convert:
             raise FieldError(f"should be a list, not {kind_of(value)}")
         if len(value) > limit:
             raise FieldError(f"has {len(value)} items; at most {limit} are taken")
-        index = 0
+        out: list[Any] = []
         try:
-            out = []
-            for index, item in enumerate(value):  # noqa: B007 - named in the error
-                out.append(inner(item))
-            return tuple(out)
+            # Keeps what came before the one that raises.
+            out.extend(map(inner, value))
         except FieldError as error:
-            raise error.under(f"[{index}]") from None
+            raise error.under(f"[{len(out)}]") from None
+        return tuple(out)
 
     return convert
 

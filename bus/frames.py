@@ -16,8 +16,8 @@ nothing can go missing at the change; the flags carry the key phase.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from bus.crypto import (
     SECRETBOX_NONCE_BYTES,
@@ -34,6 +34,7 @@ MAGIC = b"SFLF"
 #: The layout of frames; a peer with another one can not even be told so.
 FRAME_VERSION = 1
 HEADER = struct.Struct(">4sBBQQBB")
+_HEADER_BYTES = HEADER.size
 #: Priority classes of messages: 0 keeps links alive, 4 is bulk.
 CHANNELS = 5
 #: The longest plaintext of a frame. One part never holds the wire so long that a heartbeat behind
@@ -60,6 +61,9 @@ if HEADER.size != SECRETBOX_NONCE_BYTES:
 
 
 class FrameKind(IntEnum):
+    # An enum's own hash is computed from its name, in Python, for every frame.
+    __hash__ = int.__hash__
+
     HELLO = 1
     HELLO_ACK = 2
     CONFIRM = 3
@@ -69,12 +73,12 @@ class FrameKind(IntEnum):
     REKEY = 7
 
 
+_KINDS = {kind.value: kind for kind in FrameKind}
 #: Kinds whose payload is sealed with the link's keys; the others are clear or carry Noise messages.
 SEALED_KINDS = frozenset({FrameKind.CONFIRM, FrameKind.DATA, FrameKind.REKEY})
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """A parsed frame; nothing in it is verified yet. `header` is the bytes as they came."""
 
     header: bytes
@@ -106,7 +110,7 @@ def parse_frame(data: bytes) -> Frame:
     Raises:
         DecodeError: not a frame that this version sends.
     """
-    if not HEADER.size <= len(data) <= MAX_FRAME_BYTES:
+    if not _HEADER_BYTES <= len(data) <= MAX_FRAME_BYTES:
         raise DecodeError(
             f"frame of {len(data)} bytes; {HEADER.size} to {MAX_FRAME_BYTES} are taken"
         )
@@ -115,24 +119,16 @@ def parse_frame(data: bytes) -> Frame:
         raise DecodeError("not a Link-F frame; does something else talk to this port?")
     if version != FRAME_VERSION:
         raise DecodeError(f"frame of version {version}; this side speaks {FRAME_VERSION}")
-    try:
-        kind = FrameKind(kind)
-    except ValueError:
-        raise DecodeError(f"frame of unknown kind {kind}; is the peer newer?") from None
+    known = _KINDS.get(kind)
+    if known is None:
+        raise DecodeError(f"frame of unknown kind {kind}; is the peer newer?")
     if channel >= CHANNELS or flags & ~_KNOWN_FLAGS:
         raise DecodeError(f"frame with channel {channel} and flags {flags}; is the peer newer?")
-    if kind not in SEALED_KINDS and (counter or channel or flags):
-        raise DecodeError(f"{kind.name} frame with counter, channel or flags")
-    return Frame(
-        header=data[: HEADER.size],
-        kind=kind,
-        link_id=link_id,
-        counter=counter,
-        channel=channel,
-        more=bool(flags & MORE),
-        phase=flags >> _PHASE_SHIFT,
-        payload=data[HEADER.size :],
-    )
+    if (counter or channel or flags) and known not in SEALED_KINDS:
+        raise DecodeError(f"{known.name} frame with counter, channel or flags")
+    header, payload = data[:_HEADER_BYTES], data[_HEADER_BYTES:]
+    more, phase = bool(flags & MORE), flags >> _PHASE_SHIFT
+    return Frame(header, known, link_id, counter, channel, more, phase, payload)
 
 
 def derive_frame_keys(
