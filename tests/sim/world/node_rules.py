@@ -97,6 +97,7 @@ class NodeRules:
                     self.reconciled[node] = []
                 self.reconciled[node].append(message)
                 if not message.more:
+                    self._record.node(node).has_reconciled = True
                     self._check_held(node, now)
                 if self.must_agree and self._is_left(message):
                     raise Violation(f"{node} had something left when all was over: {message}")

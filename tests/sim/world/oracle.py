@@ -62,7 +62,7 @@ class Oracle(Observer):
             if facts.linked_since is None:
                 facts.outages.append((facts.link_down_s, self._now))
                 del facts.outages[:-MAX_OUTAGES]
-            facts.linked_since = self._now
+            facts.linked_since, facts.has_reconciled = self._now, False
         self.look_at_service()
 
     def link_down(self, role: str, name: str, link_id: int) -> None:
@@ -234,5 +234,6 @@ class Oracle(Observer):
         left = [ref for ref in node.core.confirm().held if not self._world.is_made(ref.session)]
         if left:
             raise Violation(f"{node.name} holds sessions that are over: {left}")
-        if not self.record.node(node.name).linked_since:
+        facts = self.record.node(node.name)
+        if facts.linked_since is None or not facts.has_reconciled:
             raise Violation(f"{node.name} has no link at the end")

@@ -107,6 +107,8 @@ class NodeFacts:
     #: Since when the head takes its link to be up; None while down.
     linked_since: float | None = None
     link_down_s: float = 0.0
+    #: It has answered to all that the head listed on its present link.
+    has_reconciled: bool = False
     #: Times of (down, up again).
     outages: list[tuple[float, float]] = field(default_factory=list)
     paused_since: float | None = None
