@@ -20,6 +20,7 @@ from typing import Annotated, Any, TextIO
 
 from bus.fields import OneOf
 from bus.printable import printable
+from bus.rate_limit import TokenBucket
 
 LEVELS = ("debug", "info", "warning", "error")
 #: A repeated event is logged once in this long.
@@ -64,6 +65,8 @@ class EventLog:
         self._logger = logging.getLogger(name)
         self._bound = bound
         self._repeats = RepeatLimiter()
+        #: Repeated events that their budget left out since the last line.
+        self._beyond = 0
 
     def bind(self, **pairs: object) -> EventLog:
         """One with further pairs, and a limiter of its own."""
@@ -85,17 +88,33 @@ class EventLog:
         """Something is wrong and needs a person."""
         self._write(logging.ERROR, event, pairs)
 
-    def repeated(self, now: float, event: str, *, peer: str, **pairs: object) -> None:
+    def repeated(
+        self,
+        now: float,
+        event: str,
+        *,
+        peer: str,
+        budget: TokenBucket | None = None,
+        **pairs: object,
+    ) -> None:
         """A warning that may come often: once per event, peer and minute.
 
         Args:
             now: seconds, of any clock that only rises.
             peer: whom it is about.
+            budget: of all such lines, where peers choose what they are called; what is above it is
+                counted in the next line.
         """
         left_out = self._repeats.count(f"{event} {peer}", now)
-        if left_out is not None:
-            extra = {"left_out": left_out} if left_out else {}
-            self._write(logging.WARNING, event, {"peer": peer, **pairs, **extra})
+        if left_out is None:
+            return
+        if budget is not None and not budget.take(now):
+            self._beyond += 1
+            return
+        extra = {"left_out": left_out} if left_out else {}
+        if self._beyond:
+            extra["of_others"], self._beyond = self._beyond, 0
+        self._write(logging.WARNING, event, {"peer": peer, **pairs, **extra})
 
     def _write(self, level: int, event: str, pairs: Mapping[str, object]) -> None:
         if self._logger.isEnabledFor(level):

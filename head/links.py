@@ -31,6 +31,7 @@ from bus.link import (
 )
 from bus.log import EventLog
 from bus.messages.link import Heartbeat, NodeConfirm
+from bus.rate_limit import TokenBucket
 from bus.self_suspicion import SelfSuspicion
 from bus.state import StateFolder
 from bus.token_files import FleetTokens, TokenWatch
@@ -46,6 +47,9 @@ from head.rows import PutPeer, StoredState
 
 #: The key of an agent that shares the head's state folder, in `nodes/`.
 _OWN_KEYS = "*/node.key"
+#: Lines about refused links in the log, of all peers together.
+REFUSALS_PER_S = 2.0
+REFUSALS_BURST = 200.0
 _RETIRED = (
     "the fleet token of this link was retired; if it does not come back, copy the head's token "
     "file to the node"
@@ -98,6 +102,7 @@ class FleetLinks:
         self._newest = {
             peer.public: (peer.incarnation, peer.hello_counter) for peer in stored.peers
         }
+        self._refusals = TokenBucket(REFUSALS_PER_S, REFUSALS_BURST)
         self._router: RouterLinks | None = None
         self._dealers: list[DealerLink] = []
         if config.bind:
@@ -285,7 +290,13 @@ class FleetLinks:
                     core.link_down(link, reason, now, left=code == "goodbye")
             case PeerRefused(code=code, reason=reason, peer=refused):
                 name = refused.name if refused is not None else self._label(place)
-                self._log.repeated(now, f"link_refused_{code}", peer=name, why=reason)
+                self._log_refusal(now, code, name, reason)
+
+    def _log_refusal(self, now: float, code: str, name: str, reason: str) -> None:
+        # Once a peer and minute; but whoever has the token may come under any number of names.
+        self._log.repeated(
+            now, f"link_refused_{code}", peer=name, budget=self._refusals, why=reason
+        )
 
     def _label(self, place: _Place) -> str:
         if place.dealer is not None:
@@ -315,9 +326,7 @@ class FleetLinks:
             self._check_second(called, dialed=place.dealer is not None, but=place.dealer)
             self._admit(called)
         except HandshakeRefused as error:
-            self._log.repeated(
-                now, f"link_refused_{error.refusal.text}", peer=peer.name, why=error.message
-            )
+            self._log_refusal(now, error.refusal.text, peer.name, error.message)
             self._close_place(place, error.message)
             return
         self._enrolment.linked(called, now_wall_s)

@@ -91,7 +91,7 @@ class ModelStatus:
     numerics: NumericsId = NumericsId("")
     worker: Annotated[WorkerIncarnation, Range(0, 2**63 - 1)] = WorkerIncarnation(0)
     device: Annotated[str, MaxBytes(64), OneLine()] = ""
-    prefixes: Annotated[tuple[bytes, ...], MaxItems(4096)] = ()
+    prefixes: Annotated[tuple[Annotated[bytes, MaxBytes(32)], ...], MaxItems(4096)] = ()
     worker_phase: Name = ""
     steps: int = 0
 

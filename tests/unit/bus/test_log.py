@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from bus.log import EventLog, LogConfig, RepeatLimiter, setup_logging
+from bus.rate_limit import TokenBucket
 
 
 @pytest.fixture
@@ -96,3 +97,19 @@ def test_the_limiter_forgets_the_oldest_when_there_are_too_many() -> None:
         assert limiter.count(f"k{number}", 0.0) == 0
     assert limiter.count("k0", 1.0) == 0
     assert limiter.count("k4096", 1.0) is None
+
+
+def test_peers_that_choose_their_names_share_a_budget_of_lines(out: io.StringIO) -> None:
+    log, budget = EventLog("x"), TokenBucket(1.0, 3.0)
+    for number in range(100):
+        log.repeated(10.0, "refused", peer=f"n{number}", budget=budget)
+        log.repeated(10.0, "refused", peer="n0", budget=budget)
+    log.repeated(11.0, "refused", peer="late", budget=budget)
+    lines = out.getvalue().splitlines()
+    assert [line.split("peer=")[1] for line in lines] == ["n0", "n1", "n2", "late of_others=97"]
+
+
+def test_no_character_of_a_peer_s_moves_the_cursor(out: io.StringIO) -> None:
+    EventLog("x").warning("refused", peer="\x9b2J", name="gpu\u202e2", host="caf\u00e9")
+    assert out.getvalue().rstrip().endswith('peer="\\u009b2J" name="gpu\\u202e2" host=caf\u00e9')
+    assert out.getvalue().rstrip("\n").isprintable()
