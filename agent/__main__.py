@@ -17,7 +17,7 @@ from bus.log import setup_logging
 from bus.packages import check_packages
 from bus.service import run_service
 from bus.state import StateFolder
-from bus.transport.limits import raise_open_files
+from bus.transport.limits import keep_freed_memory, raise_open_files
 from bus.version import __version__
 
 #: How many agents supervisord keeps here; they share the machine's cores.
@@ -77,6 +77,7 @@ def agent(config_file: Path | None, state: Path | None, name: str, **options: An
     config = load_agent_config(folder.path, name, file=config_file, overrides=overrides)
     setup_logging(config.log)
     raise_open_files()
+    keep_freed_memory()
     models = served_folders(
         Path(config.models.folder) if config.models.folder else folder.models, config.models.names
     )

@@ -10,7 +10,8 @@
                                   synced, over bare frames of 128 KiB: bytes/s
     heartbeat_p99_ms_during_blob  from a probe to its answer on the link that carries the files
 
-Rates are the receiver's, from its first to its last. Rounds alternate; medians.
+Rates are the receiver's, from its first to its last. Rounds alternate; medians. Files go last, and
+from then on both processes keep freed memory, as head and agent do.
 
     python -m bench.bus --rounds 7
 """
@@ -47,6 +48,7 @@ from bus.transfer import CHUNK_BYTES
 from bus.transport import clock
 from bus.transport.addresses import shared_context
 from bus.transport.dealer import DealerLink
+from bus.transport.limits import keep_freed_memory
 from bus.transport.link_options import configure_dealer
 from bus.transport.loop import Loop
 
@@ -290,6 +292,7 @@ def measure(rounds: int) -> dict[str, float]:
             }
             for name, value in found.items():
                 seen.setdefault(name, []).append(value)
+        keep_freed_memory()
         files = Files(peer.file_address(), store)
         rates = [files.send(blob) for blob in blobs]
         files.close()

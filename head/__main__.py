@@ -13,7 +13,7 @@ from bus.log import setup_logging
 from bus.packages import check_packages
 from bus.service import run_service
 from bus.state import StateFolder
-from bus.transport.limits import raise_open_files
+from bus.transport.limits import keep_freed_memory, raise_open_files
 from bus.version import __version__
 from head.config import HeadConfig
 from head.server import HeadServer
@@ -57,6 +57,7 @@ def head(
     config = load_config(HeadConfig, path, os.environ, overrides)
     setup_logging(config.log)
     raise_open_files()
+    keep_freed_memory()
     HeadServer(config, folder).run()
 
 

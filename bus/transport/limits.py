@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import resource
 
 from bus.errors import StartError
@@ -30,3 +31,23 @@ def raise_open_files(minimum: int = MIN_OPEN_FILES) -> int:
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (minimum, hard))
     return minimum
+
+
+#: glibc's names of what `mallopt` sets, and the sizes up to which freed memory is kept.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+KEPT_BYTES = 32 * 1024 * 1024
+
+
+def keep_freed_memory() -> None:
+    """Let malloc keep what was freed for what comes next; does nothing without glibc.
+
+    A frame of 128 KiB is as large as what glibc takes from the system anew each time: its pages
+    are then cleared and mapped at every copy, which cost more than sealing it (a copy of 128 KiB
+    took 80 us instead of 6).
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return
+    mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+    mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES)

@@ -132,3 +132,33 @@ def started_with(limit: str, module: str, state: Path) -> subprocess.CompletedPr
         timeout=60,
         check=False,
     )
+
+
+def test_freed_memory_is_kept_for_the_next_frame() -> None:
+    script = """
+import resource, sys
+from bus.transport.limits import keep_freed_memory
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+frame = bytes(128 * 1024 + 40)
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def turns(count):
+    for _ in range(count):
+        copies = [bytearray(frame) for _ in range(4)]
+        del copies
+turns(5)
+before = faults()
+turns(50)
+print(faults() - before)
+"""
+    # A frame has 33 pages.
+    assert faults_of(script, "taken anew") > 200 * 16
+    assert faults_of(script, "kept") < 200
+
+
+def faults_of(script: str, argument: str) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", script, argument], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
