@@ -88,33 +88,35 @@ class EventLog:
         """Something is wrong and needs a person."""
         self._write(logging.ERROR, event, pairs)
 
-    def repeated(
-        self,
-        now: float,
-        event: str,
-        *,
-        peer: str,
-        budget: TokenBucket | None = None,
-        **pairs: object,
-    ) -> None:
+    def repeated(self, now: float, event: str, *, peer: str, **pairs: object) -> None:
         """A warning that may come often: once per event, peer and minute.
 
         Args:
             now: seconds, of any clock that only rises.
             peer: whom it is about.
-            budget: of all such lines, where peers choose what they are called; what is above it is
-                counted in the next line.
         """
         left_out = self._repeats.count(f"{event} {peer}", now)
         if left_out is None:
-            return
-        if budget is not None and not budget.take(now):
-            self._beyond += 1
             return
         extra = {"left_out": left_out} if left_out else {}
         if self._beyond:
             extra["of_others"], self._beyond = self._beyond, 0
         self._write(logging.WARNING, event, {"peer": peer, **pairs, **extra})
+
+    def repeated_within(
+        self, budget: TokenBucket, now: float, event: str, *, peer: str, **pairs: object
+    ) -> None:
+        """The same where peers choose what they are called, and so how many lines they get.
+
+        Args:
+            budget: of all such lines; those above it are counted in a later one.
+            now: seconds, of any clock that only rises.
+            peer: whom it is about.
+        """
+        if self._repeats.is_due(f"{event} {peer}", now) and not budget.take(now):
+            self._beyond += 1
+        else:
+            self.repeated(now, event, peer=peer, **pairs)
 
     def _write(self, level: int, event: str, pairs: Mapping[str, object]) -> None:
         if self._logger.isEnabledFor(level):
@@ -128,6 +130,10 @@ class RepeatLimiter:
         self._every_s = every_s
         #: Key to when it was last let through and how many were left out since.
         self._seen: dict[str, tuple[float, int]] = {}
+
+    def is_due(self, key: str, now: float) -> bool:
+        """Whether a key would be let through."""
+        return now - self._seen.get(key, (float("-inf"), 0))[0] >= self._every_s
 
     def count(self, key: str, now: float) -> int | None:
         """None to leave this one out; else how many were left out before it."""

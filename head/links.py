@@ -294,9 +294,8 @@ class FleetLinks:
 
     def _log_refusal(self, now: float, code: str, name: str, reason: str) -> None:
         # Once a peer and minute; but whoever has the token may come under any number of names.
-        self._log.repeated(
-            now, f"link_refused_{code}", peer=name, budget=self._refusals, why=reason
-        )
+        event = f"link_refused_{code}"
+        self._log.repeated_within(self._refusals, now, event, peer=name, why=reason)
 
     def _label(self, place: _Place) -> str:
         if place.dealer is not None:

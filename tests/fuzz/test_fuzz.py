@@ -65,7 +65,7 @@ def test_a_refusal_that_names_an_epoch_beyond_all_closes_the_link() -> None:
     bench.hear(1, refused)
     ((link, reason),) = bench.closed
     assert link == 1
-    assert "no higher one can be stored" in reason
+    assert "no copy of its store is that old" in reason
 
 
 # --- memory -----------------------------------------------------------------------------------

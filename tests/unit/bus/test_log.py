@@ -102,9 +102,9 @@ def test_the_limiter_forgets_the_oldest_when_there_are_too_many() -> None:
 def test_peers_that_choose_their_names_share_a_budget_of_lines(out: io.StringIO) -> None:
     log, budget = EventLog("x"), TokenBucket(1.0, 3.0)
     for number in range(100):
-        log.repeated(10.0, "refused", peer=f"n{number}", budget=budget)
-        log.repeated(10.0, "refused", peer="n0", budget=budget)
-    log.repeated(11.0, "refused", peer="late", budget=budget)
+        log.repeated_within(budget, 10.0, "refused", peer=f"n{number}")
+        log.repeated_within(budget, 10.0, "refused", peer="n0")
+    log.repeated_within(budget, 11.0, "refused", peer="late")
     lines = out.getvalue().splitlines()
     assert [line.split("peer=")[1] for line in lines] == ["n0", "n1", "n2", "late of_others=97"]
 
