@@ -3,6 +3,7 @@
 It is told what comes by lines on stdin and answers each with one JSON line:
 
     raw N         N bare frames: seconds from the first to the last
+    frames N      N sealed frames, verified and in order: the same
     sealed N      N sealed messages: the same
     blobs         serves files until the link is closed
 """
@@ -24,6 +25,7 @@ from bus.blob_folder import BlobFolder
 from bus.blob_receiver import BlobReceiver
 from bus.crypto import KeyPair
 from bus.endpoint import Endpoint
+from bus.frames import FrameOpener, derive_frame_keys, parse_frame
 from bus.ids import NodeIdentity
 from bus.keys import new_token, parse_token
 from bus.link import LinkDown, LinkIdentity, LinkUp, MessageReceived
@@ -39,6 +41,7 @@ from bus.transport.router import MAX_BATCH, RouterLinks
 HEAD_KEY = KeyPair.from_secret(bytes(range(32)))
 NODE_KEY = KeyPair.from_secret(bytes(range(1, 33)))
 TOKEN = parse_token(new_token(HEAD_KEY.public, bytes), source="the bench")
+FRAME_KEYS = derive_frame_keys(bytes(64), bytes(64), from_initiator=True)
 WAIT_MS = 30_000
 
 
@@ -83,6 +86,15 @@ class Receiver:
     def raw(self, count: int) -> float:
         """Seconds for `count` bare frames."""
         return self._timed(count, len)
+
+    def frames(self, count: int) -> float:
+        """Seconds for `count` sealed frames, each verified and the next of its channel."""
+        opener = FrameOpener(FRAME_KEYS)
+
+        def take(frames: list[bytes]) -> int:
+            return sum(opener.open(parse_frame(frame)) is not None for frame in frames)
+
+        return self._timed(count, take)
 
     def sealed(self, count: int) -> float:
         """Seconds for `count` messages of the link."""
@@ -175,6 +187,8 @@ def main() -> None:
         what, *rest = line.split()
         if what == "raw":
             say(seconds=receiver.raw(int(rest[0])))
+        elif what == "frames":
+            say(seconds=receiver.frames(int(rest[0])))
         elif what == "sealed":
             say(seconds=receiver.sealed(int(rest[0])))
         else:
