@@ -95,8 +95,19 @@ class BootCounter:
         """The last number given out, or the one below the first."""
         return (self._boot << COUNTER_BITS) | self._counter
 
+    @property
+    def given(self) -> int:
+        """How many numbers were given out under the present boot number."""
+        return self._counter
+
     def next(self) -> int:
-        """The next number."""
+        """The next number.
+
+        Raises:
+            OverflowError: 2**32 - 1 were given out under one boot number.
+        """
+        if self._counter == U32_MAX:
+            raise OverflowError(f"boot number {self._boot} has no numbers left")
         self._counter += 1
         return self.last
 

@@ -325,6 +325,9 @@ class HeadCore:
             self.runs.cancel(answer, now)
 
     def _purge(self, now: float) -> None:
+        renewed = self._numbers.renew()
+        if renewed is not None:
+            self.outbox.persist(renewed)
         self.book.purge(now - self._policy.retain_s)
         self.runs.made.purge(now - self._policy.retain_s)
         self._timers.at(now + PURGE_EVERY_S, self._purge)

@@ -16,6 +16,7 @@ MAX_BOOT = 2**31 - 1
 #: By so many boots all nodes together may raise one start's: a start a second for twelve days since
 #: the copy was made. Who lies needs 2,000 starts to use them up, and is refused in each of them.
 MAX_RAISE = 2**20
+HALF_USED = 2**31
 
 
 class Numbers:
@@ -32,6 +33,15 @@ class Numbers:
     def boot(self) -> int:
         return self.epochs.boot
 
+    def renew(self) -> RaiseBoot | None:
+        """Go on under the next boot number once a counter is half used up; the row to keep then.
+
+        To be called now and then: a counter lasts for 2,000,000,000 more after it.
+        """
+        if max(counter.given for counter in self._counters) < HALF_USED:
+            return None
+        return self._raise_to(self.boot + 1)
+
     def above(self, seen: Epoch) -> RaiseBoot | None:
         """Go on above an epoch that a node has seen; the row to keep when that takes a new boot.
 
@@ -47,6 +57,13 @@ class Numbers:
                 f"start {self.boot}; no copy of its store is that old. Start the node's agent "
                 "anew, so that it forgets, or shut the node out: sfctl node revoke"
             )
-        for counter in (self.answers, self.epochs, self.generations, self.commands):
+        return self._raise_to(boot)
+
+    @property
+    def _counters(self) -> tuple[BootCounter, ...]:
+        return (self.answers, self.epochs, self.generations, self.commands)
+
+    def _raise_to(self, boot: int) -> RaiseBoot:
+        for counter in self._counters:
             counter.raise_to(boot)
         return RaiseBoot(boot=boot)

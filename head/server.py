@@ -103,6 +103,8 @@ class HeadServer:
         loop.add_reader(self._store.fileno(), self._committed)
         loop.add_reader(files.fileno(), self._core.uploads.settle)
         loop.add_timer_source(self._core.next_timeout, self._core.handle_timeout)
+        # Before the first request: one that came with the restart would find no model.
+        self._look_for_models(now)
         loop.add_timer_source(lambda: self._models_at, self._look_for_models)
         loop.on_turn(self._turn)
         loop.stop_on_signals()

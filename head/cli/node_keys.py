@@ -28,7 +28,7 @@ def node_approve(context: CliContext, name: str | None, everything: bool, form: 
     with context.client() as client:
         approved = client.operation("node.approve", **asked)["approved"]
     print_rows(approved, _KEY_COLUMNS, form)
-    note("approved nodes link by themselves within a minute" if approved else "no node waits")
+    note("approved nodes link by themselves within 10 s" if approved else "no node waits")
 
 
 @click.command("revoke")

@@ -7,6 +7,7 @@ import pytest
 from bus.errors import Invalid
 from bus.ids import BootCounter, Epoch
 from head.numbers import MAX_BOOT, MAX_RAISE, Numbers
+from head.rows import RaiseBoot
 
 
 def test_numbers_carry_the_boot_above_and_count_below() -> None:
@@ -58,3 +59,21 @@ def test_nodes_together_raise_one_start_by_a_million_boots_at_most() -> None:
     assert numbers.boot == 3 + 2**20
     # One that was put back from a copy and restarted goes on from there.
     assert Numbers(numbers.boot + 1).above(Epoch(numbers.boot + 1 << 32 | 5)) is not None
+
+
+def test_a_counter_that_is_half_used_up_takes_the_next_boot() -> None:
+    numbers = Numbers(5)
+    numbers.epochs.next()
+    assert numbers.renew() is None
+    numbers.commands._counter = 2**31
+    assert numbers.renew() == RaiseBoot(boot=6)
+    assert numbers.epochs.next() == numbers.commands.next() == (6 << 32) | 1
+    assert numbers.renew() is None
+
+
+def test_numbers_end_rather_than_repeat() -> None:
+    counter = BootCounter(5)
+    counter._counter = 2**32 - 2
+    assert counter.next() == (6 << 32) - 1
+    with pytest.raises(OverflowError, match="boot number 5"):
+        counter.next()
