@@ -175,6 +175,11 @@ class FrameSealer:
         self.phase = 0
         self.frames = 0
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many frames each channel had under the present keys."""
+        return tuple(self._counters)
+
     def used_up(self, channel: int) -> bool:
         """Whether a channel's counter has reached its limit."""
         return self._counters[channel] >= MAX_COUNTER
@@ -238,6 +243,22 @@ class FrameOpener:
             )
         self._expected[frame.channel] = expected + 1
         return plaintext
+
+    def check_counts(self, phase: int, counts: tuple[int, ...]) -> None:
+        """Hold what came to what the peer says that it sent before.
+
+        Args:
+            phase: of the keys that it counted under, modulo `PHASES`; a former one was checked.
+            counts: how many frames each channel had; of channels that it names.
+
+        Raises:
+            WireError: some did not come.
+        """
+        if phase == self._phase:
+            pairs = zip(counts, self._expected, strict=False)
+            missing = sum(max(0, count - came) for count, came in pairs)
+            if missing:
+                raise WireError(f"the last {missing} frames of its channels went missing")
 
     def switch(self, counts: tuple[int, ...], keys: tuple[bytes, ...]) -> None:
         """The peer seals with `keys` from now on.

@@ -8,11 +8,9 @@ class Liveness:
 
     Args:
         now: when the link came up.
-        heartbeat_s: the longest silence of ours.
+        heartbeat_s: between our heartbeats, whatever else is sent: they tell what was sent before.
         busy_heartbeat_s: the same while a generation is live.
         silence_s: the longest silence of the peer; 0 is no limit.
-        first_share: the first heartbeat comes after this share of the interval, so that links
-            which came up together need not beat together.
         first_share: the first heartbeat comes after this share of the interval (0.5 to 1), drawn
             per link, so that links which came up together do not beat together.
     """
@@ -30,7 +28,7 @@ class Liveness:
         self._busy_s = busy_heartbeat_s
         self._silence_s = silence_s
         self._busy = False
-        self._sent_at = now - (1.0 - first_share) * self.interval_s
+        self._beat_at = now - (1.0 - first_share) * self.interval_s
         self._heard_at = now
         self._probe = 0
         self._answered = 0
@@ -40,8 +38,9 @@ class Liveness:
     def set_busy(self, busy: bool) -> None:
         self._busy = busy
 
-    def sent(self, now: float) -> None:
-        self._sent_at = max(self._sent_at, now)
+    def beat(self, now: float) -> None:
+        """A heartbeat went out, or had to wait for its turn."""
+        self._beat_at = max(self._beat_at, now)
 
     def heard(self, now: float) -> None:
         """A frame of the peer verified."""
@@ -80,7 +79,7 @@ class Liveness:
 
     @property
     def heartbeat_at(self) -> float:
-        return self._sent_at + self.interval_s
+        return self._beat_at + self.interval_s
 
     @property
     def lost_at(self) -> float | None:

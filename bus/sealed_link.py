@@ -14,7 +14,7 @@ from typing import Any
 from bus.capabilities import PROBE, REKEY, negotiated
 from bus.crypto import Entropy
 from bus.errors import AuthError, DecodeError, WireError
-from bus.frames import Frame, FrameKind, PartJoiner
+from bus.frames import PHASES, Frame, FrameKind, PartJoiner
 from bus.handshake import Established
 from bus.link import LinkFault, LinkIdentity, LinkLimits, PeerInfo, read_goodbye
 from bus.liveness import Liveness
@@ -210,6 +210,9 @@ class SealedLink:
         """What the owner is to know of a message on a link that is up."""
         if isinstance(message, NodeConfirm | HeadConfirm):
             return LinkFault("protocol", f"{self.name} confirmed a second time")
+        if isinstance(message, Heartbeat):
+            self._made.opener.check_counts(message.phase, message.frames)
+            return replace(message, phase=0, frames=())
         if isinstance(message, Probe):
             if self._outbox.waiting(0) < MAX_ANSWERS_WAITING:
                 self._outbox.put_message(ProbeAnswer(number=message.number))
@@ -221,8 +224,6 @@ class SealedLink:
 
     def sent(self, now: float) -> None:
         """A frame of this link was sealed and goes out."""
-        if self._liveness is not None:
-            self._liveness.sent(now)
         if self._rekey is not None and self._rekey.used_up:
             self._offer_rekey(now)
 
@@ -302,7 +303,9 @@ class SealedLink:
             )
         self._offer_rekey(now)
         if self._liveness.heartbeat_due(now):
-            self._liveness.sent(now)
+            self._liveness.beat(now)
             if not self._outbox.holds_back(0):
-                self._outbox.put_message(self._heartbeat())
+                sealer = self._made.sealer
+                beat = replace(self._heartbeat(), phase=sealer.phase % PHASES, frames=sealer.counts)
+                self._outbox.put_message(beat)
         return None

@@ -273,10 +273,16 @@ class HeadConfirm:
 @LINK.message(tag=3, priority=0)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """Sent after silence; carries the sender's loop lag and its workers' progress."""
+    """Sent at an interval; carries the sender's loop lag and its workers' progress.
+
+    `frames` says how many frames each channel had before it under the keys of `phase`: the last
+    one that went missing on a channel shows by nothing else. The link fills both in.
+    """
 
     loop_lag_ms: U32 = 0
     workers: Annotated[tuple[WorkerBeat, ...], MaxItems(256)] = ()
+    phase: U8 = 0
+    frames: Annotated[tuple[int, ...], MaxItems(16)] = ()
 
 
 @LINK.message(tag=4, priority=0)

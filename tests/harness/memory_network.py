@@ -147,8 +147,11 @@ class Network:
         for part in parts:
             if self.drop and self._rng.random() < self.drop:
                 self.harm["dropped"] += 1
-                # TCP would not go on after a loss. Before it ends, later frames show the gap.
-                self._fleet.after(self._rng.uniform(0.0, BROKEN_S), partial(connection.close, None))
+                # TCP would not go on after a loss; who sits in between may see to it that it does.
+                # Then later frames show the gap, and after the last one a heartbeat.
+                if self._rng.random() < 0.5:
+                    later = self._rng.uniform(0.0, BROKEN_S)
+                    self._fleet.after(later, partial(connection.close, None))
             elif way in self.blocked:
                 held = connection.held[direction]
                 if len(held) < MAX_HELD:

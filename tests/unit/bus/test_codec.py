@@ -215,7 +215,7 @@ def test_tags_are_unique_and_droppable_bits_fit() -> None:
 
 
 def test_the_bytes_of_a_message_are_an_array_of_tag_and_fields() -> None:
-    assert LINK.encode(Heartbeat(loop_lag_ms=5)) == b"\x93\x03\x05\x90"
+    assert LINK.encode(Heartbeat(loop_lag_ms=5)) == b"\x95\x03\x05\x90\x00\x90"
     assert LINK.decode(b"\x92\x03\x05") == Heartbeat(loop_lag_ms=5)
 
 

@@ -81,13 +81,35 @@ def test_heartbeats_carry_what_the_owner_supplies() -> None:
     assert rig.a_events[-1].message.loop_lag_ms == 42
 
 
-def test_no_heartbeat_while_the_link_is_in_use() -> None:
+def test_heartbeats_go_out_while_the_link_is_in_use() -> None:
+    """They tell what was sent before, which nothing else does when the last frame is lost."""
     rig = Rig().connect()
     for number in range(20):
         rig.b.send(cancel(number))
         rig.settle()
         rig.advance(1.0)
-    assert beats(rig) == 0
+    assert beats(rig) in (4, 5)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_last_frame_that_is_lost_ends_the_link_at_the_next_heartbeat(busy: bool) -> None:
+    rig = Rig().connect()
+    rig.b.set_busy(busy)
+    rig.b.send(cancel(1))
+    assert rig.b.next_frame() is not None  # and it never comes
+    rig.advance(1.1 if busy else 5.1)
+    assert ends(rig.a_events) == ["gap"]
+    assert "last 1 frames" in rig.a_events[-1].reason
+
+
+def test_frames_that_are_sealed_after_a_heartbeat_was_queued_are_not_missed() -> None:
+    rig = Rig().connect()
+    for number in range(3):
+        rig.b.send(cancel(number))
+    rig.advance(5.1)
+    rig.b.send(cancel(4))
+    rig.settle()
+    assert rig.states() == ("up", "up")
 
 
 def test_a_silent_link_is_lost_after_thirty_seconds() -> None:
