@@ -83,17 +83,22 @@ class Failover:
 
     # --- moving and ending --------------------------------------------------------------------
 
-    def move(self, session: Session, why: str, now: float, *, begun: bool = True) -> None:
+    def move(
+        self, session: Session, why: str, now: float, *, begun: bool = True, died: bool = False
+    ) -> None:
         """The session's generation is over for the head: go on elsewhere, or there anew.
 
         Args:
             begun: it may have been computed; else it stands as one that was not placed yet.
+            died: its worker died with it. Who failed otherwise was not on a worker that did.
         """
         answer, placed = session.answer, session.placed
         if answer is None or placed is None:
             return
         if begun:
             answer.moved_from, answer.failure, answer.failed_s = placed.node, why, now
+        if not died:
+            answer.suspicion.excuse(placed.worker)
         if answer.suspicion.guilty:
             self.end(session, "error", now, self._kills_workers(answer, why))
         elif answer.tokens and not answer.remaining:
@@ -141,7 +146,7 @@ class Failover:
         else:
             self._rest(session, placed, message.reason, now)
             why = f"{placed.node} gave it up ({message.reason})"
-        self.move(session, why, now)
+        self.move(session, why, now, died=bool(message.worker))
 
     def worker_died(
         self,
@@ -170,15 +175,28 @@ class Failover:
         ]
         blame(suspects, worker)
 
+    def went_on(self, session: Session, placed: Placed) -> None:
+        """A token came: the session is not on a worker that died before it, whatever was thought.
+
+        The head may have placed it while the news of that death was on its way.
+        """
+        if (
+            session.answer is None
+            or self._judged.get((placed.node, session.model)) != placed.worker
+        ):
+            return
+        session.answer.suspicion.excuse(placed.worker)
+        node = self._fleet.get(placed.node)
+        status = node.models.get(session.model) if node is not None else None
+        if status is not None:
+            placed.worker = status.worker
+
     def declined(self, link: LinkKey, message: Declined, now: float) -> None:
         """Nothing was computed: try the other nodes, or this one in a moment."""
         found = self._current(link, message.session, message.epoch, message.generation)
         if found is None:
             return
         session, placed = found
-        if session.answer is not None:
-            # Its worker had not begun with it, whatever else it may have died of.
-            session.answer.suspicion.excuse(placed.worker)
         missing = message.code == BlobMissing.code
         if missing and self._generations.files_again(session, placed, now):
             return
@@ -316,10 +334,10 @@ class Failover:
             if found is not None:
                 self.give_up(found[0], why, now)
 
-    def give_up(self, session: Session, why: str, now: float) -> None:
+    def give_up(self, session: Session, why: str, now: float, *, died: bool = False) -> None:
         """A place is not to be had any more: a running answer moves, an idle session has none."""
         placed = session.placed
         if placed is not None and placed.protocol.is_generating:
-            self.move(session, why, now)
+            self.move(session, why, now, died=died)
         else:
             self._generations.unplace(session, "not held")

@@ -157,10 +157,11 @@ class Reconciler:
         """The node does not have it any more; with its worker it may have killed that."""
         why = f"node {node.identity} does not hold it any more"
         worker = _worker(node, session)
-        if placed.protocol.is_generating and worker is not None and worker != placed.worker:
+        died = placed.protocol.is_generating and worker is not None and worker != placed.worker
+        if died:
             self._failover.worker_died(node.identity, session.model, placed.worker, now, session)
             why = f"the worker on {node.identity} died while its link was down"
-        self._failover.give_up(session, why, now)
+        self._failover.give_up(session, why, now, died=died)
 
 
 def _may_be_there(placed: Placed, confirm: NodeConfirm, held: set[tuple[SessionId, Epoch]]) -> bool:

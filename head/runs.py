@@ -257,6 +257,7 @@ class Runs:
             return
         offset = len(answer.tokens)
         answer.first_token_s = answer.first_token_s or now
+        self._failover.went_on(session, placed)
         if offset == placed.first_offset:
             self._outbox.persist(MarkSent(answer=answer.id))
             if answer.suspicion.set_apart:

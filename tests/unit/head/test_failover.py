@@ -311,6 +311,24 @@ def test_request_that_the_dead_worker_had_not_begun_with_is_not_blamed(
     assert not any(reply["kind"] == "error" for reply in bench.replies)
 
 
+def test_request_that_went_on_after_a_death_was_not_on_the_worker_that_died(bench: Bench) -> None:
+    """It was placed while the news of the death was on its way, and runs on the next worker."""
+    first = bench.ask(b"first", max_new=40)
+    bench.hear(1, run(first, 0, 65))
+    twice = bench.ask(b"twice", max_new=40)
+    bench.hear(1, lost(first))
+    bench.hear(1, respawned(2))
+    bench.hear(1, run(twice, 0, 65))
+    bench.hear(1, lost(twice, worker=2))  # the first death with it: it is tried again
+    bench.hear(1, respawned(3))
+    bench.wait(1.0)
+    assert not any(reply["kind"] == "error" for reply in bench.replies)
+    assert {request.session for request in bench.on(1, GenerateReq)[-2:]} == {
+        first.session,
+        twice.session,
+    }
+
+
 def test_suspects_that_are_set_apart_run_one_after_the_other(bench: Bench) -> None:
     first, second = bench.ask(b"a", max_new=40), bench.ask(b"b", max_new=40)
     for worker in (1, 2):
