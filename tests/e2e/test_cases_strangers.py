@@ -106,6 +106,8 @@ def test_l1_a_node_that_shook_hands_stays_however_quiet_it_is(stage: Stage) -> N
 
 
 CROWD = 200
+#: Connections without a link that a head keeps.
+KEPT = 64
 
 
 def first_words(kind: str) -> bytes:
@@ -135,14 +137,18 @@ def test_l2_a_crowd_of_strangers_costs_little_and_nodes_still_join(
     with head_process(state) as head, contextlib.ExitStack() as stack:
         address = head.wait_for("started")["fleet"]
         before = memory_bytes(head.pid)
+        crowd = []
         for _ in range(CROWD):
             stranger = stack.enter_context(Stranger(address))
+            crowd.append(stranger)
             if kind != "half a greeting":
                 stranger.greet()
             stranger.say(words)
         joined = node_of(stage, state, address)
         assert joined < 2.0
-        assert memory_bytes(head.pid) - before < 100 << 20
+        # Some 7 MB; all that they sent would be up to 60, and what libzmq makes of it more.
+        assert memory_bytes(head.pid) - before < 25 << 20
+        stage.until(lambda: sum(stranger.is_cut for stranger in crowd) >= CROWD - KEPT)
         head.wait_for("link_up", node="gpu-1")
 
 
