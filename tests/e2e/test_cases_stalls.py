@@ -348,9 +348,12 @@ def test_l13_files_of_killed_processes_do_not_stop_the_next_start(state: Path) -
     with head_process(state) as head, agent_process(state) as agent:
         head.wait_for("started")
         agent.wait_for("worker_ready")
+        children = {*head.children(), *agent.children()}
+        assert len(children) >= 2, "text processes and a worker"
         for process in (head, agent):
             process.signal(signal.SIGKILL)
             process.wait()
+        wait_for(lambda: not any(alive(pid) for pid in children), "no orphan")
         left = list((state / "run").glob("*.sock"))
         assert left
     check_serves(state)

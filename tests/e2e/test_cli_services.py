@@ -143,7 +143,7 @@ def test_down_ends_what_a_killed_supervisord_left(machine: Machine) -> None:
         (signal.SIGHUP, 129, "error: ended by SIGHUP"),
     ],
 )
-def test_an_interrupted_up_leaves_nothing(
+def test_l13_an_interrupted_up_leaves_nothing(
     machine: Machine, number: signal.Signals, code: int, says: str
 ) -> None:
     started = subprocess.Popen(
