@@ -104,7 +104,7 @@ class Oracle(Observer):
             self.callers.head_died()
 
     def effects(self, effects: Effects) -> None:
-        self.store.effects(effects)
+        self.store.effects(effects, self._now)
 
     def committed(self, persist: Persist) -> None:
         self.store.committed(persist, self._now)

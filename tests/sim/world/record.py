@@ -52,6 +52,7 @@ class Run:
 
     row: PutGeneration
     answer: Answer
+    #: When the head decided on it, which is before its commit.
     at_s: float
     #: Tokens of it that are durable, and whether its finish is.
     committed: int = 0

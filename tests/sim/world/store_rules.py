@@ -41,18 +41,22 @@ class StoreRules:
         #: By output: the lsn of the rows of its round or before, counted here.
         self._needs: dict[int, tuple[Output, int]] = {}
         self._submitted = 0
+        #: By lsn that is not durable yet: when its rows were decided.
+        self._decided_s: dict[int, float] = {}
         #: By client and request: what a reply is about.
         self.requests: dict[tuple[bytes, bytes], Plan] = {}
 
     def head_started(self) -> None:
         self._durable = self._submitted = 0
         self._needs.clear()
+        self._decided_s.clear()
 
     # --- commits ------------------------------------------------------------------------------
 
-    def effects(self, effects: Effects) -> None:
+    def effects(self, effects: Effects, now: float) -> None:
         if effects.persist is not None:
             self._submitted += 1
+            self._decided_s[self._submitted] = now
             if effects.persist.lsn != self._submitted:
                 raise Violation(f"lsn {effects.persist.lsn} after {self._submitted - 1}")
         for tagged in effects.outputs:
@@ -60,12 +64,13 @@ class StoreRules:
 
     def committed(self, persist: Persist, now: float) -> None:
         self._durable = persist.lsn
+        decided_s = self._decided_s.pop(persist.lsn, now)
         for row in persist.rows:
             match row:
                 case PutAnswer():
                     self._put_answer(row, now)
                 case PutGeneration():
-                    self._put_generation(row, now)
+                    self._put_generation(row, now, decided_s)
                 case PutTokens():
                     self._put_tokens(row)
                 case PutFinish():
@@ -138,7 +143,7 @@ class StoreRules:
             asked.remove(tokens)
         context += tokens
 
-    def _put_generation(self, row: PutGeneration, now: float) -> None:
+    def _put_generation(self, row: PutGeneration, now: float, decided_s: float) -> None:
         record = self._record
         answer = self._answer(row.answer)
         if row.generation in record.runs:
@@ -155,7 +160,7 @@ class StoreRules:
         if row.first_offset != len(answer.tokens):
             raise Violation(f"placed from {row.first_offset}; {len(answer.tokens)} are durable")
         late = row.worker != record.node(row.node).worker
-        run = Run(row, answer, now, was_late=late)
+        run = Run(row, answer, decided_s, was_late=late)
         record.runs[row.generation] = record.runs.get(row.generation, run)
         record.epochs[row.epoch] = row.generation
         answer.runs.append(run)
