@@ -6,18 +6,48 @@ from pathlib import Path
 
 import pytest
 
+from agent.models.folder import ModelFolder
+from agent.worker.engine import Engine
+from agent.worker.model_runner import ModelRunner
+from bench.bare_engine import GREEDY
 from bench.cluster import Cluster
 from bus.call import Call
-from tests.e2e.test_cluster import PROMPT, bare_tokens
+from bus.ids import GenerationId, pack_ids
+from bus.messages.link import Segment
+from bus.messages.worker import Submit
+from tests.e2e.test_cluster import PROMPT
 from tests.harness.models import toy_model_folder
 
 #: Fills some chunks of prefill.
 LONG = [120] * 2000
+#: More than are made before a cancel arrives, and less than the window less `LONG`.
+MANY = 1900
 
 
 @pytest.fixture
 def toy() -> Path:
     return toy_model_folder().path
+
+
+def bare_answer(toy: Path, prompt: list[int], made: list[int], count: int) -> list[int]:
+    """What the bare engine goes on with after a prompt and tokens that it once made."""
+    engine = Engine(ModelRunner(ModelFolder.open(toy), device="cpu", threads=1))
+    segments = (Segment(tokens=len(prompt)), Segment(tokens=len(made), by_step=True))
+    engine.submit(
+        Submit(
+            generation=GenerationId(1),
+            context=pack_ids([*prompt, *made]),
+            sampling=GREEDY,
+            max_new_tokens=count,
+            prompt_tokens=len(prompt) + len(made),
+            segments=segments if made else segments[:1],
+        ),
+        0.0,
+    )
+    tokens: list[int] = []
+    while not engine.idle:
+        tokens += [e.token for e in engine.turn(0.0) if e.token is not None]
+    return tokens
 
 
 def read(call: Call, kind: str, tokens: int) -> None:
@@ -41,14 +71,14 @@ def test_g3_the_next_turn_has_the_full_history_and_no_ghosts(
         client = cluster.client
         session = client.operation("session.create", model=cluster.model)["session"]
         client.operation("session.append", session=session, tokens=prompt)
-        context = list(prompt)
+        made: list[int] = []
         for _ in range(3):
             # The one lane and the one place ahead of it.
             others = [
                 client.generate(cluster.model, PROMPT, max_new=4000, ignore_eos=True)
                 for _ in range(2 if kind == "queued" else 0)
             ]
-            first = client.session_generate(session, max_new=600, temperature=0.0, ignore_eos=True)
+            first = client.session_generate(session, max_new=MANY, temperature=0.0, ignore_eos=True)
             read(first, kind, tokens)
             first.cancel()
             # Not waited for: what is on its way of the first turn crosses the second.
@@ -58,10 +88,10 @@ def test_g3_the_next_turn_has_the_full_history_and_no_ghosts(
             ended = first.result()
             assert ended.finish == "cancelled"
             assert len(ended.tokens) >= tokens
-            context += ended.tokens
+            made += ended.tokens
             answer = second.result()
-            assert [list(answer.tokens)] == bare_tokens(toy, [context], 20)
-            assert answer.usage.prompt == len(context)
-            context += answer.tokens
+            assert list(answer.tokens) == bare_answer(toy, prompt, made, 20)
+            assert answer.usage.prompt == len(prompt) + len(made)
+            made += answer.tokens
             seen = client.operation("session.get", session=session, limit=10_000)
-            assert seen["ids"] == context
+            assert seen["ids"] == [*prompt, *made]
