@@ -35,6 +35,7 @@ from bus.rate_limit import TokenBucket
 from bus.self_suspicion import SelfSuspicion
 from bus.state import StateFolder
 from bus.token_files import FleetTokens, TokenWatch
+from bus.transport import clock
 from bus.transport.dealer import DealerLink
 from bus.transport.loop import Loop
 from bus.transport.router import RouterLinks
@@ -235,7 +236,7 @@ class FleetLinks:
                 if load_or_create_static_key(file).public == public:
                     return True
             except TokenRefused as error:
-                self._log.repeated(time.time(), "key_not_read", peer=str(file), why=error.message)
+                self._log.repeated(clock.now(), "key_not_read", peer=str(file), why=error.message)
         return False
 
     def _watch_tokens(self, config: FleetSection) -> None:

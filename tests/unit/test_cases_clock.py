@@ -16,7 +16,11 @@ ROOT = Path(__file__).parents[2]
 ADAPTERS = ("bus/transport/", "bus/client.py", "head/cli/", "agent/worker/engine.py")
 #: Where wall time may be read: for people only, in logs, in stored rows and in chat templates.
 FOR_PEOPLE = {
+    "bus/admission.py": {"datetime.datetime", "datetime.UTC"},
     "bus/log.py": {"datetime.fromtimestamp"},
+    "bus/process_info.py": {"time.time"},
+    "head/cli/keys.py": {"time.time"},
+    "head/links.py": {"time.time"},
     "head/server.py": {"time.time"},
     "head/schema.py": {"time.time"},
     "head/text/templates.py": {"datetime.now"},
@@ -24,6 +28,8 @@ FOR_PEOPLE = {
 #: How long a model took to load is told once, in a log line.
 MEASURED_ONCE = {"agent/worker/__main__.py": {"time.perf_counter"}}
 SETTABLE = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
+#: What limits a rate, or how often a line is written; none of it takes wall time.
+RATES = {"repeated", "repeated_within", "take", "at", "is_due"}
 MODULES = sorted(
     str(path.relative_to(ROOT))
     for part in ("bus", "agent", "head")
@@ -49,6 +55,14 @@ def test_l9_no_clock_is_read_outside_adapters_and_no_wall_clock_in_them(module: 
         assert not reads & SETTABLE
     else:
         assert reads <= MEASURED_ONCE.get(module, set())
+
+
+@pytest.mark.parametrize("module", sorted(FOR_PEOPLE))
+def test_l9_no_rate_or_timer_is_given_wall_time(module: str) -> None:
+    for node in ast.walk(ast.parse((ROOT / module).read_text())):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in RATES:
+            given = {ast.unparse(argument) for argument in node.args}
+            assert not given & {"time.time()", "now_wall_s"}, ast.unparse(node)
 
 
 def test_l9_now_is_boot_time() -> None:
