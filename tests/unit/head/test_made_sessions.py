@@ -13,11 +13,13 @@ from bus.messages.link import (
     AppendContent,
     GenerateCancel,
     GenerateReq,
+    HeldView,
     LeaseGrant,
     LeaseRef,
     LeaseRenew,
     NeedFull,
     NodeStatus,
+    ReconcileAck,
     Segment,
     SessionAssign,
     SessionRevoke,
@@ -326,3 +328,21 @@ def test_context_is_bounded(talk: Talk) -> None:
     made.context.append(bytes(4 * ((1 << 20) - 1)))
     assert talk.append("hi")["error"]["code"] == "context_length_exceeded"
     assert talk.append("h")["tokens"] == 1 << 20
+
+
+def test_turn_that_began_since_the_node_was_asked_what_it_holds_is_not_in_its_answer(
+    talk: Talk,
+) -> None:
+    talk.append("hi")
+    first = talk.turn()
+    talk.bench.hear(1, run(first, 0, 65, finish="eos"))
+    talk.bench.down(1)
+    talk.bench.node(2)
+    second = talk.turn()
+    held = HeldView(
+        session=first.session, epoch=first.epoch, tokens=2, digest=context_digest(pack_ids(b"hi"))
+    )
+    talk.bench.hear(2, ReconcileAck(page=0, more=False, sessions=(held,)))
+    assert talk.bench.on(2, GenerateReq) == [second]
+    talk.bench.hear(2, run(second, 0, 66, finish="eos"))
+    assert talk.get()["tokens"] == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgpack
 import pytest
 
 from bus.context import context_digest
@@ -288,6 +289,18 @@ def test_answer_moves_when_its_node_has_not_come_back_in_time() -> None:
     bench.wait(0.2)
     (again,) = bench.on(2, GenerateReq)
     assert (again.epoch > STORED_REF.epoch, again.generated_tokens) == (True, 2)
+
+
+def test_request_is_taken_up_with_all_that_it_asked_for() -> None:
+    options = msgpack.unpackb(RUNNING_ANSWER.options) | {"wall_ms": 10_000, "keep_output": False}
+    bench = restarted(
+        replace(RUNNING_ANSWER, options=msgpack.packb(options), created_wall_s=1e9 - 8)
+    )
+    (answer,) = bench.core.book
+    assert not answer.keep_output
+    bench.node(1)
+    # Of its ten seconds eight were over when the head started.
+    assert bench.last(GenerateReq).wall_ms == 2000
 
 
 def test_generation_that_began_in_the_middle_goes_on_from_its_own_watermark() -> None:
