@@ -81,13 +81,16 @@ class Uploads:
         """
         data = _only_part(request)
         check_hash(asked.sha256)
+        key = request.client, asked.sha256
         known = self._store.length(asked.sha256)
         if known is not None:
             if known != asked.length:
                 raise Invalid(f"that file has {known} bytes, not {asked.length}", param="length")
+            # Another client's upload was faster: nobody needs the rest of this one.
+            if (mine := self._uploads.get(key)) is not None and mine.last is None:
+                self._drop(key, mine)
             self._outbox.reply(request.end({"offset": known, "done": True}))
             return
-        key = request.client, asked.sha256
         upload = self._uploads.get(key) or self._begin(request, asked, now)
         upload.heard_at = now
         self._check_part(upload, asked, data)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import superfluid
 from bus.errors import (
     ERROR_TABLE,
     ContextLengthExceeded,
@@ -40,6 +41,13 @@ def test_every_code_is_documented_with_its_exit_code() -> None:
     assert set(table) == set(ERROR_TABLE) - INTERNAL_CODES
     for code, (exit_code, _) in table.items():
         assert str(ERROR_TABLE[code].exit_code) == exit_code, code
+
+
+def test_every_documented_error_can_be_caught_by_its_name() -> None:
+    for code in documented():
+        name = ERROR_TABLE[code].__name__
+        assert name in superfluid.__all__, code
+        assert getattr(superfluid, name) is ERROR_TABLE[code]
 
 
 def test_documented_http_status_is_the_class_s() -> None:

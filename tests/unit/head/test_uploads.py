@@ -151,6 +151,9 @@ def test_two_clients_put_the_same_file_side_by_side() -> None:
     assert door.put_all(DATA, client=BOB)[-1]["done"] is True
     # What Alice still sends is answered with the file that is there.
     assert door.put(DATA[1000:2000], 1000, client=ALICE)[0]["offset"] == 500_000
+    assert len(door.uploads) == 0
+    assert not door.store.partials
+    assert door.store.index.used_bytes == 500_000
 
 
 def test_an_upload_goes_with_its_connection_and_after_a_minute() -> None:
