@@ -121,12 +121,32 @@ class AnswerOperations:
 
     # --- turns of sessions --------------------------------------------------------------------
 
-    def attach_known(self, request: ApiRequest, key: str | None, now: float) -> bool:
-        """Read the answer that a repeated key names; False when it names none."""
-        known = self._core.book.by_key(LOCAL_OWNER, key) if key is not None else None
-        if known is not None:
-            self._subscribe_when_described(request, known, 0, now)
-        return known is not None
+    def attach_known(
+        self,
+        request: ApiRequest,
+        asked: GenerationOptions,
+        now: float,
+        session: SessionId | None = None,
+    ) -> bool:
+        """Read the answer that a repeated key names; False when it names none.
+
+        Args:
+            session: the made session that the request is a turn of.
+
+        Raises:
+            Invalid: the key named another request.
+        """
+        known = self._core.book.by_key(LOCAL_OWNER, asked.key) if asked.key is not None else None
+        if known is None:
+            return False
+        if (
+            known.model != asked.model
+            or (known.is_turn if session is None else known.session != session)
+            or (known.request_digest and known.request_digest != request.digest())
+        ):
+            raise Invalid("this key named another request; choose a new one", param="key")
+        self._subscribe_when_described(request, known, 0, now)
+        return True
 
     def begin_turn(
         self, request: ApiRequest, asked: SessionGenerateRequest, session: Session, now: float
@@ -147,7 +167,7 @@ class AnswerOperations:
         self, request: ApiRequest, asked: GenerationOptions, now: float
     ) -> Answer | None:
         """A request's answer when it is new; a repeated key attaches to its own."""
-        if self.attach_known(request, asked.key, now):
+        if self.attach_known(request, asked, now):
             return None
         return self._new_answer(request, asked, now)
 
@@ -162,6 +182,8 @@ class AnswerOperations:
         blobs = self._core.uploads.find(asked.blobs)
         answer = self._core.new_answer(LOCAL_OWNER, asked, sampling_of(asked), now, session)
         answer.blobs = blobs
+        if answer.key is not None:
+            answer.request_digest = request.digest()
         self._subscribe(request, answer, 0)
         self._core.book.add(answer)
         return answer

@@ -60,6 +60,8 @@ class Answer:
     keep_output: bool = True
     #: Files that it names; the head keeps them until it has ended.
     blobs: tuple[BlobRef, ...] = ()
+    #: Of what was asked, for a repeated key; empty when an older version took the request.
+    request_digest: bytes = b""
     stage: str = PREPARING
     stored: bool = False
     tokens: array[int] = field(default_factory=lambda: array("I"))

@@ -213,6 +213,7 @@ def encode_options(answer: Answer) -> bytes:
             "exact": answer.exact,
             "keep_output": answer.keep_output,
             "blobs": [to_map(blob) for blob in answer.blobs],
+            "request_digest": answer.request_digest,
         }
     )
     return packed

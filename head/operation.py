@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+
+import msgpack
 
 from bus.errors import SuperfluidError
 from bus.ids import RequestId, SessionId
@@ -21,6 +24,10 @@ from head.texts import TextDesk
 if TYPE_CHECKING:
     from head.uploads import Uploads
 
+#: What a repeat of a request may change: how it is sent and read, not what is asked.
+NOT_ASKED = frozenset({"id", "credit", "key", "on_disconnect"})
+DIGEST_BYTES = 16
+
 
 @dataclass(frozen=True, slots=True)
 class ApiRequest:
@@ -37,6 +44,12 @@ class ApiRequest:
     @property
     def id(self) -> RequestId:
         return self.envelope.id
+
+    def digest(self) -> bytes:
+        """Equal for requests that ask for the same, and for no others."""
+        asked = {name: value for name, value in self.body.items() if name not in NOT_ASKED}
+        packed = msgpack.packb(_sorted(asked))
+        return hashlib.blake2b(packed, digest_size=DIGEST_BYTES).digest()
 
     def end(self, body: dict[str, Any]) -> Reply:
         """Its one `end`."""
@@ -74,3 +87,12 @@ class Core(Protocol):
     def link_down(self, link: LinkKey, reason: str, now: float, *, left: bool = False) -> None: ...
 
     def status(self, now: float) -> dict[str, Any]: ...
+
+
+def _sorted(value: Any) -> Any:
+    """A decoded body with its maps in order of their keys, and without those that are null."""
+    if isinstance(value, dict):
+        # Keys of inner maps may be text and bytes side by side.
+        keys = sorted(value, key=repr)
+        return {key: _sorted(value[key]) for key in keys if value[key] is not None}
+    return [_sorted(each) for each in value] if isinstance(value, list | tuple) else value

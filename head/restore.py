@@ -35,6 +35,7 @@ def answer_from(stored: StoredAnswer, book: AnswerBook, now: float) -> Answer:
         exact=options["exact"],
         keep_output=options.get("keep_output", True),
         blobs=tuple(from_map(BlobRef, blob) for blob in options.get("blobs", ())),
+        request_digest=options.get("request_digest", b""),
         keep=stored.on_disconnect == "keep",
         accepted_s=book.from_wall(stored.created_wall_s),
         prompt=PackedIds(stored.prompt),

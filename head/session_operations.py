@@ -62,7 +62,7 @@ class SessionOperations:
                 f"for {asked.model}",
                 param="model",
             )
-        if self._answers.attach_known(request, asked.key, now):
+        if self._answers.attach_known(request, asked, now, session.id):
             return
         self._core.runs.made.find_idle(LOCAL_OWNER, asked.session)
         self._answers.begin_turn(request, asked, session, now)

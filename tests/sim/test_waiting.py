@@ -24,6 +24,23 @@ def test_queued_request_with_a_key_outlives_the_head() -> None:
     check_complete(again, "patient", 10)
 
 
+def test_key_names_one_request_also_after_a_restart_of_the_head() -> None:
+    fleet = MemoryFleet(nodes=1)
+    fleet.run(1.0)
+    first = fleet.generate("mine", 10, key="k")
+    fleet.finish(first)
+    fleet.kill_head()
+    fleet.start_head()
+    again = fleet.generate("mine", 10, key="k", on_disconnect="keep", credit=20)
+    others = [fleet.generate("yours", 10, key="k"), fleet.generate("mine", 11, key="k")]
+    fleet.finish(again, *others)
+    check_complete(again, "mine", 10)
+    for other in others:
+        assert other.error is not None
+        assert (other.error["code"], other.error["param"]) == ("invalid", "key")
+        assert not other.tokens
+
+
 def test_request_waits_for_a_worker_that_is_being_started_again() -> None:
     fleet = MemoryFleet(nodes=1)
     fleet.run(1.0)

@@ -135,6 +135,29 @@ def test_output_that_a_moved_turn_left_on_a_node_is_replaced_there(talk: Talk) -
     assert (whole.base_tokens, whole.ids) == (0, pack_ids(b"hi!"))
 
 
+def test_context_is_sent_whole_once_when_the_node_lacks_it(talk: Talk) -> None:
+    talk.append("hi")
+    first = talk.turn()
+    talk.bench.hear(1, run(first, 0, 65, finish="eos"))
+    talk.append("!")
+    second = talk.turn()
+    added: AppendContent = talk.bench.last(AppendContent)
+    assert added.base_tokens > 0
+    need = NeedFull(
+        command=added.command,
+        session=second.session,
+        epoch=second.epoch,
+        length=0,
+        digest=bytes(16),
+    )
+    before = len(talk.bench.on(1, AppendContent))
+    for _ in range(5):
+        talk.bench.hear(1, need)
+    sent = talk.bench.on(1, AppendContent)[before:]
+    assert [(whole.base_tokens, whole.ids) for whole in sent] == [(0, pack_ids(b"hiA!"))]
+    assert talk.bench.closed == []
+
+
 def test_node_that_lacks_the_context_when_the_next_turn_waits_already_gets_it(talk: Talk) -> None:
     talk.append("hi")
     first = talk.turn()
@@ -264,10 +287,31 @@ def test_node_that_holds_the_session_is_preferred_while_it_has_a_free_lane(talk:
 def test_turn_that_is_repeated_by_its_key_attaches(talk: Talk) -> None:
     talk.append("hi")
     request = talk.turn(key="k")
-    again = talk.send("session.generate", session=talk.session, key="k")
+    again = talk.send(
+        "session.generate", key="k", credit=7, max_new=10, session=talk.session, seed=None
+    )
     talk.bench.hear(1, run(request, 0, 65, finish="eos"))
     assert talk.reply(again)["finish"] == "stop"
     assert len(talk.bench.on(1, GenerateReq)) == 1
+
+
+def test_key_of_another_request_is_refused_and_nothing_happens(talk: Talk) -> None:
+    talk.append("hi")
+    request = talk.turn(key="k")
+    talk.bench.hear(1, run(request, 0, 65, finish="eos"))
+    other = talk.call("session.create", model="toy")["session"]
+    before = talk.get()["tokens"]
+    for op, body in (
+        ("session.generate", {"session": talk.session, "max_new": 11}),
+        ("session.generate", {"session": other, "max_new": 10}),
+        ("generate", {"model": "toy", "prompt": "hi", "max_new": 10}),
+        ("chat", {"model": "toy", "messages": [{"role": "user", "content": "hi", b"n": 1}]}),
+    ):
+        error = talk.call(op, key="k", **body)["error"]
+        assert (error["code"], error["param"]) == ("invalid", "key"), body
+    assert talk.get()["tokens"] == before == 3
+    assert len(talk.bench.on(1, GenerateReq)) == 1
+    assert len(talk.bench.core.book) == 1
 
 
 def test_vanished_client_leaves_its_turn_running(talk: Talk) -> None:
