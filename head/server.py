@@ -96,9 +96,8 @@ class HeadServer:
         pool = ProcessPool(loop, state.run, lambda: WorkerIncarnation(numbers.next()))
         stack.callback(pool.close, TEXT_GRACE_S)
         limits = config.text
-        arguments = ("--cpu-s", str(limits.cpu_s), "--memory-bytes", str(limits.memory_bytes))
         log_path = state.log / "text.log"
-        self._texts = TextPool(pool, limits.processes, arguments, log_path)
+        self._texts = TextPool(pool, limits.processes, limits.cpu_s, limits.memory_bytes, log_path)
         self._api.attach(loop, self._read_clients)
         loop.add_reader(self._store.fileno(), self._committed)
         loop.add_reader(files.fileno(), self._core.uploads.settle)

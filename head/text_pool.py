@@ -1,18 +1,20 @@
 """Runs the core's text jobs on text processes: one job in flight per process, the rest in line.
 
-The death of a process is the error of the job that it had; the job is not tried again, since what
-killed one process would kill the next.
+The death of a process is the error of the job that it had; the pool does not try the job again,
+since what killed one process may kill the next. The error says whether asking again makes sense.
 """
 
 from __future__ import annotations
 
 import logging
+import resource
 import signal
 from pathlib import Path
 from typing import Any
 
 from bus.errors import DecodeError
-from bus.messages.text import TEXT, TextFailed, TextReady
+from bus.messages.text import TEXT, Describe, TextFailed, TextReady
+from bus.transport import clock
 from bus.transport.child import ChildSpec
 from bus.transport.pool import ChildExited, ChildMessage, ProcessPool
 from head.effects import ClientKey
@@ -21,6 +23,8 @@ from head.fair_line import FairLine
 log = logging.getLogger(__name__)
 
 MODULE = "head.text"
+#: A process that was ended is up again by then.
+RETRY_AFTER_MS = 1000
 
 
 class TextPool:
@@ -29,17 +33,22 @@ class TextPool:
     Args:
         pool: keeps the processes running.
         processes: how many.
-        arguments: of each process (its limits).
+        cpu_s: CPU seconds that a job may take.
+        memory_bytes: memory that a process may take.
         log_path: where they write.
     """
 
     def __init__(
-        self, pool: ProcessPool, processes: int, arguments: tuple[str, ...], log_path: Path
+        self, pool: ProcessPool, processes: int, cpu_s: int, memory_bytes: int, log_path: Path
     ) -> None:
         self._pool = pool
+        self._cpu_s = cpu_s
         self._waiting: FairLine[Any] = FairLine()
         self._free: list[str] = []
         self._in_flight: dict[str, Any] = {}
+        #: When the slot got its job.
+        self._since: dict[str, float] = {}
+        arguments = ("--cpu-s", str(cpu_s), "--memory-bytes", str(memory_bytes))
         for number in range(1, processes + 1):
             pool.start_slot(
                 ChildSpec(name=f"text-{number}", module=MODULE, args=arguments, log_path=log_path)
@@ -95,31 +104,62 @@ class TextPool:
             job is not None,
         )
         if job is not None:
-            found.append(_death(job.job, event.returncode))
+            ran_s = clock.now() - self._since[event.slot]
+            found.append(death(job, event.returncode, self._may_be_cpu_limit(ran_s)))
+
+    def _may_be_cpu_limit(self, ran_s: float) -> bool:
+        """Whether SIGKILL may be for CPU time: there is a hard limit, and time enough went by."""
+        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+        return hard != resource.RLIM_INFINITY and ran_s >= self._cpu_s
 
     def _hand_out(self) -> None:
         while self._free and (first := self._waiting.pop()) is not None:
             client, job = first
             slot = self._free.pop()
             self._in_flight[slot] = job
+            self._since[slot] = clock.now()
             if not self._pool.send(slot, TEXT.encode(job)):
                 # It ended a moment ago; its exit is on the way and will bring the next process.
                 del self._in_flight[slot]
                 self._waiting.put_back(client, job)
 
 
-def _death(job: int, returncode: int) -> TextFailed:
-    """What a process's end means for its job; limits end it by signals (bus/text/process.py)."""
+def death(job: Any, returncode: int, may_be_cpu_limit: bool) -> TextFailed:
+    """What a process's end means for its job; limits end it by signals (bus/text/process.py).
+
+    Args:
+        job: a message of bus/messages/text.py.
+        returncode: exit status, or -N for signal N.
+        may_be_cpu_limit: whether SIGKILL can be the kernel's, for CPU time.
+    """
     number = -returncode
-    if number in (signal.SIGXCPU, signal.SIGKILL):
-        code, what = "too_large", "took more CPU time than one text may"
-    elif number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS):
-        code, what = "too_large", "took more memory than one text may"
-    else:
-        code, what = "internal", f"ended with {returncode}"
+    if number == signal.SIGXCPU or (number == signal.SIGKILL and may_be_cpu_limit):
+        return _over_limit(job, "CPU time")
+    if number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS):
+        return _over_limit(job, "memory")
+    how = f"signal {number}" if number > 0 else f"status {returncode}"
     return TextFailed(
-        job=job,
-        code=code,
-        message=f"the text process {what}; send a shorter or simpler text",
-        param="prompt" if code == "too_large" else "",
+        job=job.job,
+        code="tokenizer_unavailable",
+        message=f"the text process ended ({how}) while it worked on this; it is started again: "
+        "ask again",
+        retry_after_ms=RETRY_AFTER_MS,
+    )
+
+
+def _over_limit(job: Any, what: str) -> TextFailed:
+    if isinstance(job, Describe):
+        return TextFailed(
+            job=job.job,
+            code="tokenizer_unavailable",
+            message=f"the model's tokenizer took more {what} than a text process may; raise "
+            "text.cpu_s or text.memory_bytes of head.toml, or import the model again",
+            retry_after_ms=RETRY_AFTER_MS,
+        )
+    return TextFailed(
+        job=job.job,
+        code="too_large",
+        message=f"the text process took more {what} than one text may; send a shorter or simpler "
+        "text",
+        param="prompt",
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import ceil
 
 from bus.errors import (
     ERROR_TABLE,
@@ -28,6 +29,10 @@ from head.outbox import Outbox
 MAX_PENDING_JOBS = 1024
 MAX_PENDING_BYTES = 64 * 1024 * 1024
 MAX_CLIENT_BYTES = 16 * 1024 * 1024
+#: A model whose description failed for a reason that may pass is described again after this long,
+#: twice as long after each further failure.
+FIRST_RETRY_S = 1.0
+MAX_RETRY_S = 60.0
 
 Reply = object
 Continue = Callable[[Reply | SuperfluidError, float], None]
@@ -43,6 +48,23 @@ class _Job:
     until_gone: bool = False
 
 
+@dataclass(slots=True)
+class _Failure:
+    """Why a model has no description."""
+
+    error: SuperfluidError
+    #: When to try again; None for what only another model folder mends.
+    again_s: float | None
+    times: int
+
+    def at(self, now: float) -> SuperfluidError:
+        """The error, with how long it still lasts."""
+        if self.again_s is None:
+            return self.error
+        wait_ms = max(1, ceil((self.again_s - now) * 1000))
+        return type(self.error)(self.error.message, param=self.error.param, retry_after_ms=wait_ms)
+
+
 class TextDesk:
     """Owned by the core. `models` maps each model of the head's models folder to its path."""
 
@@ -52,7 +74,7 @@ class TextDesk:
         self._described: dict[ModelName, Described] = {}
         #: Bytes of each model's longest token.
         self._longest: dict[ModelName, int] = {}
-        self._failed: dict[ModelName, SuperfluidError] = {}
+        self._failed: dict[ModelName, _Failure] = {}
         self._waiting: dict[ModelName, list[Continue]] = {}
         self._jobs: dict[int, _Job] = {}
         self._pending_bytes: dict[ClientKey, int] = {}
@@ -64,6 +86,11 @@ class TextDesk:
 
     def described(self, model: ModelName) -> Described | None:
         return self._described.get(model)
+
+    def vocabulary_size(self, model: ModelName) -> int:
+        """How many token ids a model has, as the head's own copy says; 0 while it is not known."""
+        known = self._described.get(model)
+        return len(known.vocabulary) if known else 0
 
     def digest(self, model: ModelName) -> int:
         """The tokenizer digest of the head's own copy; 0 while it is not known."""
@@ -103,11 +130,16 @@ class TextDesk:
             NotFound: no such folder.
         """
         self.folder(model)
-        known = self._described.get(model) or self._failed.get(model)
+        known, failure = self._described.get(model), self._failed.get(model)
         if known is not None:
             then(known, now)
-        else:
-            self._waiting.setdefault(model, []).append(then)
+            return
+        if failure is not None and (failure.again_s is None or now < failure.again_s):
+            then(failure.at(now), now)
+            return
+        if failure is not None and model not in self._waiting:
+            self._describe(model)
+        self._waiting.setdefault(model, []).append(then)
 
     def submit(
         self,
@@ -206,16 +238,30 @@ class TextDesk:
             if isinstance(reply, Described):
                 self._described[model] = reply
                 self._longest[model] = max(map(len, reply.vocabulary), default=0)
+                self._failed.pop(model, None)
+                known: Reply = reply
             else:
                 error = reply if isinstance(reply, SuperfluidError) else Internal("no description")
-                self._failed[model] = error
+                known = self._note_failure(model, error, now).at(now)
             for waiter in self._waiting.pop(model, []):
-                waiter(self._described.get(model) or self._failed[model], now)
+                waiter(known, now)
 
         folder = self._folders[model]
         self._hand_out(_Job(then, b"", 0), lambda job: Describe(job=job, folder=folder))
 
+    def _note_failure(self, model: ModelName, error: SuperfluidError, now: float) -> _Failure:
+        before = self._failed.get(model)
+        times = before.times + 1 if before else 1
+        wait_s = min(FIRST_RETRY_S * 2 ** min(times - 1, 10), MAX_RETRY_S)
+        again_s = None if error.retry_after_ms is None else now + wait_s
+        self._failed[model] = _Failure(error, again_s, times)
+        return self._failed[model]
+
 
 def _error(failed: TextFailed) -> SuperfluidError:
     cls = ERROR_TABLE.get(failed.code, Internal)
-    return cls(failed.message, param=failed.param or None)
+    return cls(
+        failed.message,
+        param=failed.param or None,
+        retry_after_ms=failed.retry_after_ms or None,
+    )

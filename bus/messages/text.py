@@ -123,9 +123,13 @@ class Decoded:
 @TEXT.message(tag=36)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextFailed:
-    """`code` is one of bus/errors.py; the message is one plain sentence."""
+    """`code` is one of bus/errors.py; the message is one plain sentence.
+
+    `retry_after_ms` above 0 says that the same job may well succeed then.
+    """
 
     job: int
     code: Name
     message: Annotated[str, MaxBytes(4096)]
     param: Name = ""
+    retry_after_ms: U32 = 0

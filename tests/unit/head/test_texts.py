@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
 
-from bus.errors import Invalid, QueueFull, SuperfluidError
+from bus.errors import Invalid, ModelIncomplete, QueueFull, SuperfluidError
 from bus.ids import ModelName
-from bus.messages.text import Describe, Encode, TextFailed
+from bus.messages.text import Describe, Described, Encode, TextFailed
 from head.effects import DropText, TextJob
 from head.outbox import Outbox
+from head.text_pool import death
 from head.texts import MAX_CLIENT_BYTES, TextDesk
 from tests.harness.memory_parts import text_reply
 
@@ -57,6 +59,76 @@ def test_death_of_a_process_is_its_job_s_error(desk: Desk) -> None:
     assert isinstance(error, Invalid)
     desk.desk.reply(TextFailed(job=number, code="invalid", message="again"), 1.0)
     assert len(desk.got) == 1
+
+
+def test_model_whose_description_died_is_described_again_at_the_next_request() -> None:
+    outbox, got = Outbox(), list[Any]()
+    desk = TextDesk(outbox)
+
+    def jobs() -> list[Any]:
+        tagged = outbox.drain().outputs
+        return [each.output.message for each in tagged if isinstance(each.output, TextJob)]
+
+    def ask(now: float) -> None:
+        desk.when_described(TOY, lambda known, at: got.append(known), now)
+
+    def die(now: float) -> None:
+        (job,) = jobs()
+        assert isinstance(job, Describe)
+        desk.reply(death(job, -signal.SIGKILL, False), now)
+
+    desk.models_found({TOY: "/toy"})
+    ask(0.0)
+    die(10.0)
+    ask(10.5)
+    assert [error.retry_after_ms for error in got] == [1000, 500]
+    assert jobs() == []
+    # It really kills its process: tries become rare.
+    for asked, wait in ((11.0, 2.0), (13.0, 4.0), (17.0, 8.0)):
+        ask(asked)
+        ask(asked)
+        die(asked)
+        ask(asked + wait - 0.1)
+        assert jobs() == []
+    ask(25.0)
+    (job,) = jobs()
+    desk.reply(text_reply(job), 25.1)
+    assert isinstance(got[-1], Described)
+    assert desk.described(TOY) is got[-1]
+
+
+def test_model_that_can_not_be_described_is_not_tried_again() -> None:
+    outbox, got = Outbox(), list[Any]()
+    desk = TextDesk(outbox)
+    desk.models_found({TOY: "/toy"})
+    outbox.drain()
+    desk.reply(TextFailed(job=1, code="model_incomplete", message="no tokenizer.json"), 0.0)
+    desk.when_described(TOY, lambda known, at: got.append(known), 1000.0)
+    assert isinstance(got[0], ModelIncomplete)
+    assert outbox.drain().outputs == ()
+
+
+@pytest.mark.parametrize(
+    ("returncode", "may_be_cpu_limit", "code", "words"),
+    [
+        (-signal.SIGXCPU, False, "too_large", "CPU time"),
+        (-signal.SIGKILL, True, "too_large", "CPU time"),
+        (-signal.SIGKILL, False, "tokenizer_unavailable", "ended (signal 9) while"),
+        (-signal.SIGTERM, True, "tokenizer_unavailable", "ended (signal 15) while"),
+        (-signal.SIGABRT, False, "too_large", "memory"),
+        (1, True, "tokenizer_unavailable", "ended (status 1) while"),
+    ],
+)
+def test_death_of_a_process_is_told_as_what_it_was(
+    returncode: int, may_be_cpu_limit: bool, code: str, words: str
+) -> None:
+    failed = death(Encode(job=7, folder="/toy", text="x"), returncode, may_be_cpu_limit)
+    assert (failed.job, failed.code) == (7, code)
+    assert words in failed.message
+    assert (failed.retry_after_ms > 0) == (code == "tokenizer_unavailable")
+    described = death(Describe(job=8, folder="/toy"), returncode, may_be_cpu_limit)
+    assert (described.code, described.param) == ("tokenizer_unavailable", "")
+    assert described.retry_after_ms > 0
 
 
 def test_dropped_job_is_taken_out_of_line_and_answers_nobody(desk: Desk) -> None:
