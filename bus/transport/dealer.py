@@ -33,6 +33,7 @@ from bus.transport.link_options import (
 )
 from bus.transport.loop import Loop
 from bus.transport.monitor import HANDSHAKE_FAILURES, ConnectionEvent, Happening, SocketMonitor
+from bus.transport.reading import ReadBudget
 from bus.transport.unread import UnreadBytes
 
 #: How often it is looked whether what comes in comes out.
@@ -40,8 +41,8 @@ MEASURE_EVERY_S = 1.0
 #: Without a connection for so long, a person is told; and again each time it has lasted as long.
 UNREACHABLE_S = 5.0
 UNREACHABLE_AGAIN_S = 60.0
-#: Frames read at one go, before the loop sees to others.
-MAX_BATCH = 256
+#: Frames that a connection may leave behind when it ends.
+MAX_LAST_FRAMES = 16 * RECEIVE_FRAMES
 #: libzmq takes a connection again and says so at once, but never after bytes that are no ZMTP.
 ABANDONED_S = 1.0
 CONNECTING = frozenset({Happening.CONNECT_DELAYED, Happening.CONNECT_RETRIED, Happening.CONNECTED})
@@ -162,7 +163,12 @@ class DealerLink:
         """Take in connection events and frames."""
         for event in self._monitor.drain():
             self._on_connection(event)
-        self._read(MAX_BATCH)
+        budget = ReadBudget(self._now)
+        while (length := self._read_one()) is not None:
+            if not budget.spend(length):
+                if self._loop is not None:
+                    self._loop.end_reading()
+                break
 
     def flush(self, now: float) -> None:
         """Hand frames to the socket until there are none, or it takes none."""
@@ -250,7 +256,9 @@ class DealerLink:
         elif event.happening is Happening.DISCONNECTED:
             # Its last frames come before its end; a new connection sends nothing unasked. When we
             # are late libzmq has dropped them (IMMEDIATE), and a Goodbye is a plain disconnect.
-            self._read(RECEIVE_FRAMES * MAX_BATCH)
+            for _ in range(MAX_LAST_FRAMES):
+                if self._read_one() is None:
+                    break
             self._lose_connection(now)
         elif event.happening in HANDSHAKE_FAILURES:
             text = f"{self.label} closed the connection or is no superfluid; check the address"
@@ -292,21 +300,22 @@ class DealerLink:
         if not was_up:
             self._not_before = max(self._not_before, self._backoff.ended(now))
 
-    def _read(self, limit: int) -> None:
-        for _ in range(limit):
-            try:
-                data = self._dealer.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            whole = True
-            if self._unread is not None:
-                self._unread.read(len(data))
-            while self._dealer.getsockopt(zmq.RCVMORE):
-                # Link-F has one part per frame; more of them come from somebody else.
-                self._dealer.recv(zmq.NOBLOCK)
-                whole = False
-            if whole:
-                self._endpoint.receive(data, self._now())
+    def _read_one(self) -> int | None:
+        """Read a frame; gives its length in bytes, None when there is none."""
+        try:
+            data = self._dealer.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        length, whole = len(data), True
+        if self._unread is not None:
+            self._unread.read(length)
+        while self._dealer.getsockopt(zmq.RCVMORE):
+            # Link-F has one part per frame; more of them come from somebody else.
+            length += len(self._dealer.recv(zmq.NOBLOCK))
+            whole = False
+        if whole:
+            self._endpoint.receive(data, self._now())
+        return length
 
     def _collect(self) -> None:
         for event in self._endpoint.events():

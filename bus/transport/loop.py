@@ -161,7 +161,7 @@ class Loop(Closing):
                 wait_s = min(wait_s, max(0.0, at - self._now()))
         self._read(wait_s)
         if due is not None and self._now() - max(due, self._waited_until) > STALLED_S:
-            self._read(STALL_GRACE_S)
+            self._read(STALL_GRACE_S, all_of_it=True)
         self._fire_timers()
         now = self._now()
         for callback in self._turn_callbacks:
@@ -203,7 +203,7 @@ class Loop(Closing):
             self._poller.register(source, zmq.POLLIN)
         return bool(rested)
 
-    def _read(self, wait_s: float) -> None:
+    def _read(self, wait_s: float, *, all_of_it: bool = False) -> None:
         # Rounded up: waking a fraction of a millisecond early would spin until the time has come.
         ready = self._poller.poll(math.ceil(wait_s * 1000))
         if self._resting and self._end_rests():
@@ -216,7 +216,7 @@ class Loop(Closing):
                 callback = self._readers.get(source)
                 if callback is not None:
                     callback()
-            if self._read_enough or self._now() >= until:
+            if (self._read_enough and not all_of_it) or self._now() >= until:
                 return
             ready = self._poller.poll(0)
 

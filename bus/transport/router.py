@@ -1,7 +1,8 @@
 """The listening end of links: one ROUTER that drives an `Acceptor`.
 
-Each turn: drain the monitor, read every frame, and only then tell the acceptor which connections
-ended, since a peer's last frame (its Goodbye) lies in the queue when its end is announced.
+Each turn: drain the monitor, read frames (a bounded piece of work, from all peers in turn), and
+only when none is left tell the acceptor which connections ended, since a peer's last frame (its
+Goodbye) lies in the queue when its end is announced.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from bus.transport.monitor import (
     source_fd,
     source_host,
 )
+from bus.transport.reading import ReadBudget
 from bus.transport.routing_ids import RoutingIds, seed_routing_ids
 from bus.transport.strangers import Strangers
 
-#: Frames read at one go, before the loop sees to others.
-MAX_BATCH = 256
+#: Under a flood the queue never runs dry: an end is told this late, in seconds. A peer's last
+#: frames are at most 16, and have their turn with everybody's before that.
+ENDS_WITHIN_S = 1.0
 #: Strangers are read at most so often, in seconds: a turn for each of 1,000 bad Hellos a second
 #: costs twice what the Hellos do. Frames of links wait as long, but only while there are such.
 STRANGERS_EVERY_S = 0.005
@@ -69,6 +72,8 @@ class RouterLinks:
         self._host_of: dict[bytes, bytes] = {}
         #: Addresses whose connection ended, while frames of theirs may still be unread.
         self._ending: list[bytes] = []
+        #: Since when the oldest of them waits.
+        self._ending_since: float | None = None
         #: A stranger's frame was read.
         self._strange = False
         self._loop: Loop | None = None
@@ -131,13 +136,14 @@ class RouterLinks:
     def pump(self) -> None:
         """Take in connection events and frames."""
         self._watch()
-        for _ in range(MAX_BATCH):
-            try:
-                address = self._router.recv(zmq.NOBLOCK)
-            except zmq.Again:
+        if self._read():
+            self._end_connections()
+        elif self._ending:
+            now = self._now()
+            if self._ending_since is None:
+                self._ending_since = now
+            elif now - self._ending_since > ENDS_WITHIN_S:
                 self._end_connections()
-                break
-            self._receive(address)
         if self._strange and self._loop is not None:
             self._strange = False
             self._loop.rest(self._router, STRANGERS_EVERY_S)
@@ -175,23 +181,40 @@ class RouterLinks:
         self._ending += gone
         self._strangers.note(events, self._now())
 
-    def _receive(self, address: bytes) -> None:
+    def _read(self) -> bool:
+        """Read frames, of all peers in turn; False when the budget ended and more may be there."""
+        budget = ReadBudget(self._now)
+        while True:
+            try:
+                address = self._router.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return True
+            if not budget.spend(self._receive(address)):
+                if self._loop is not None:
+                    self._loop.end_reading()
+                return False
+
+    def _receive(self, address: bytes) -> int:
+        """Read one frame of a peer; gives its length in bytes."""
         if address in self._table:
             data = self._router.recv(zmq.NOBLOCK)
+            length = len(data)
         else:
             frame = self._router.recv(zmq.NOBLOCK, copy=False)
             data = frame.bytes
+            length = len(data)
             if not self._place(address, frame):
                 data = b""  # Nothing of it is taken.
         whole = True
         self._strangers.read(address, len(data))
         while self._router.getsockopt(zmq.RCVMORE):
             # Link-F has one part per frame; more of them come from somebody else.
-            self._router.recv(zmq.NOBLOCK)
+            length += len(self._router.recv(zmq.NOBLOCK))
             whole = False
         if whole:
             self.acceptor.receive(address, data, self._now(), peer_key=self._host_of.get(address))
         self._strange |= not self.acceptor.is_admitted(address)
+        return length
 
     def _place(self, address: bytes, frame: zmq.Frame) -> bool:
         """Note where a new address is; False when its peer chose it, and is cut for that."""
@@ -211,6 +234,7 @@ class RouterLinks:
 
     def _end_connections(self) -> None:
         ending, self._ending = self._ending, []
+        self._ending_since = None
         for address in ending:
             self._host_of.pop(address, None)
             self.acceptor.disconnected(address, _ENDED, self._now())

@@ -247,3 +247,30 @@ def test_a_frame_of_a_forgotten_link_has_it_made_again_with_a_stale(stage: Stage
     node.link.send(job(1))
     stage.until(lambda: node.codes() == ["stale"])
     stage.until(lambda: node.link.is_up and head.address_of("gpu-1") is not None)
+
+
+def test_one_go_of_reading_is_bounded_and_serves_every_peer(stage: Stage) -> None:
+    head = stage.head()
+    own = stage.own_loop()
+    flood = stage.node(head.links.address, "flood", loop=own)
+    other = stage.node(head.links.address, "other", loop=own)
+    stage.until(lambda: flood.link.is_up and other.link.is_up, own)
+    stage.until(lambda: len(list(head.acceptor.links())) == 2, own)
+    addresses = [head.address_of(name) or b"" for name in ("flood", "other")]
+    for number in range(200):
+        assert flood.link.send(job(number, padding=120_000))
+    assert other.link.send(job(7))
+    # The head is not turned: what fits between the two stands ready at once.
+    until = clock.now() + 0.5
+    while clock.now() < until:
+        own.turn(0.005)
+    head.links.pump()
+    head.seen = list(head.links.events())
+    sizes = [len(message.ids) for message in head.messages(addresses[0])]
+    assert 0 < sum(sizes) <= 1024 * 1024 + 120_000
+    head.links.pump()
+    head.seen += head.links.events()
+    assert [message.command for message in head.messages(addresses[1])] == [7]
+    stage.until(lambda: len(head.messages(addresses[0])) == 200, own)
+    assert [message.command for message in head.messages(addresses[0])] == list(range(200))
+    assert head.downs() == []
