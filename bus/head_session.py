@@ -86,6 +86,8 @@ class HeadSession:
         "epoch",
         "finished",
         "generation",
+        "last_append",
+        "last_base",
         "next_seq",
         "session",
         "stopped",
@@ -103,6 +105,10 @@ class HeadSession:
         self.stopped = False
         self.tokens = 0
         self.digest = EMPTY_DIGEST
+        #: The last append under this epoch, the only one that a `NeedFull` may be about, and the
+        #: length it went on from. One from token 0 carries all, so it can not fail to match.
+        self.last_append: CommandId | None = None
+        self.last_base = 0
         self._next_command = next_command
         self._generate_command: CommandId | None = None
 
@@ -132,6 +138,7 @@ class HeadSession:
         if epoch <= self.epoch:
             raise ValueError(f"epoch {epoch} is not above {self.epoch}")
         self.epoch = epoch
+        self.last_append = None
         self._begin(None)
 
     def append(self, context: TokenContext) -> AppendContent | None:
@@ -153,8 +160,9 @@ class HeadSession:
 
     def _append(self, context: TokenContext, base: int, digest: bytes) -> AppendContent:
         self.node_has(len(context), context.digest())
+        self.last_append, self.last_base = self._command(), base
         return AppendContent(
-            command=self._command(),
+            command=self.last_append,
             session=self.session,
             epoch=self.epoch,
             base_tokens=base,

@@ -198,7 +198,7 @@ class HeadCore:
             case Refused():
                 self.runs.refused(link, message, now)
             case NeedFull():
-                self.runs.need_full(link, message)
+                self.runs.need_full(link, message, now)
             case ReconcileAck():
                 self.runs.reconciled(link, message, now)
             case XferCredit() | XferDone():

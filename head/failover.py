@@ -229,16 +229,20 @@ class Failover:
         else:
             self._generations.unplace(session, "refused")
 
-    def need_full(self, link: LinkKey, message: NeedFull) -> None:
-        """The node has not what the head took it for: it gets all of the context.
+    def need_full(self, link: LinkKey, message: NeedFull, now: float) -> None:
+        """The node has not what the head took it for: it gets all of the context, once.
 
         A generation that was asked for on top of it is declined, and comes again.
         """
         found = self._sessions.at(link, message.session, message.epoch)
-        if found is not None:
-            session, placed = found
-            context = session.context_at(placed.first_offset)
-            self._outbox.send(link, placed.protocol.append_full(context))
+        if found is None or found[1].protocol.last_append != message.command:
+            return
+        session, placed = found
+        if placed.protocol.last_base == 0:
+            self.broke_protocol(session, placed, "had no use for a whole context", now)
+            return
+        context = session.context_at(placed.first_offset)
+        self._outbox.send(link, placed.protocol.append_full(context))
 
     def engine_error(self, session: Session, placed: Placed, finish: Finish, now: float) -> None:
         """The engine gave an answer up: once it is tried again, elsewhere if there is one."""

@@ -91,6 +91,7 @@ class Runs:
         self._numbers = numbers
         self._outbox = outbox
         self._book = book
+        self._texts = texts
         self.sessions = Sessions()
         self.acks = AckDesk(outbox, timers)
         self.blobs = BlobDesk(outbox, files, timers)
@@ -215,13 +216,15 @@ class Runs:
     def token_events(self, link: LinkKey, events: TokenEvents, now: float) -> None:
         for run in events.runs:
             self._token_run(link, run, now)
+        self.acks.message_ended(link)
 
     def _token_run(self, link: LinkKey, run: TokenRun, now: float) -> None:
         session = self._generations.running.get(run.generation)
         if session is None:
             # Of an answer that is over, or moved on: the node need not keep it.
             end = run.first_seq + count_ids(run.ids) + (run.finish is not None)
-            self.acks.note(link, run.generation, end, now, urgent=run.finish is not None)
+            if self.acks.note_stray(link, run.generation, end, now) and run.finish is not None:
+                self.acks.owe(link)
             return
         answer, placed = session.answer, session.placed
         if answer is None or placed is None or placed.link != link:
@@ -236,6 +239,11 @@ class Runs:
             return
         if count_ids(receipt.ids) > answer.remaining:
             what = "made more tokens than were asked for"
+            self._failover.broke_protocol(session, placed, what, now)
+            return
+        size = self._texts.vocabulary_size(session.model)
+        if size and receipt.ids and (highest := max(unpack_ids(receipt.ids))) >= size:
+            what = f"made token id {highest}; {session.model} has ids 0 to {size - 1}"
             self._failover.broke_protocol(session, placed, what, now)
             return
         crossed = protocol.next_seq // ACK_EVERY_EVENTS != before // ACK_EVERY_EVENTS

@@ -6,7 +6,9 @@ from bus.ids import pack_ids, unpack_ids
 from bus.messages import text
 from bus.text.vocabulary import tokenizer_digest
 
-VOCABULARY = tuple(bytes([byte]) for byte in range(256))
+#: The made-up worker marks its tokens in the bits above a byte; such ids add nothing to a text.
+MARKED_IDS = 2**16
+VOCABULARY = tuple(bytes([byte]) for byte in range(256)) + (b"",) * (MARKED_IDS - 256)
 DIGEST = tokenizer_digest(VOCABULARY)
 
 

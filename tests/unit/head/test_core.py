@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from bus.errors import StoreCorrupt
-from bus.ids import Epoch, GenerationId, NodeIdentity, pack_ids
+from bus.ids import CommandId, Epoch, GenerationId, NodeIdentity, SessionId
 from bus.messages.api import MARK, encode_body
 from bus.messages.link import (
+    AppendContent,
     Declined,
     Finish,
     GenerateReq,
@@ -21,6 +22,7 @@ from bus.messages.link import (
     SessionAssign,
     SessionRevoke,
     TokenEvents,
+    TokenRun,
     Usage,
     WatermarkAck,
 )
@@ -99,11 +101,43 @@ def test_more_tokens_than_asked_for_are_not_taken_and_asked_for_elsewhere(bench:
     assert bench.last(GenerateReq).epoch > request.epoch
 
 
-def test_token_outside_the_vocabulary_has_no_text(bench: Bench) -> None:
+def test_token_outside_the_vocabulary_breaks_the_protocol_and_nothing_is_taken(
+    bench: Bench,
+) -> None:
     request = bench.ask()
-    bench.hear(1, run(request, 0, 65, 4_000_000_000, 66))
-    event = next(reply for reply in bench.replies if reply.get("type") == "token")
-    assert event["text"] == "AB"
+    described = bench.core.texts.described(TOY)
+    assert described is not None
+    first_beyond = len(described.vocabulary)
+    bench.hear(1, run(request, 0, 65, first_beyond - 1))
+    bench.hear(1, run(request, 2, 66, first_beyond, finish="eos"))
+    assert bench.tokens() == [65, first_beyond - 1]
+    assert [link for link, _ in bench.closed] == [1]
+    assert f"token id {first_beyond}" in bench.closed[0][1]
+    bench.wait(0.5)
+    bench.node(2)
+    assert bench.last(GenerateReq).epoch > request.epoch
+
+
+def test_flood_of_unknown_generations_is_acknowledged_in_one_frame_and_then_not_heard(
+    bench: Bench,
+) -> None:
+    for first in (0, 4096, 8192):
+        runs = tuple(
+            TokenRun(
+                session=SessionId("x"),
+                epoch=Epoch(1),
+                generation=GenerationId(first + at + 1),
+                first_seq=2,
+                finish=Finish(reason="eos", usage=Usage()),
+            )
+            for at in range(4096)
+        )
+        bench.core.link_message(1, TokenEvents(runs=runs), bench.now)
+    bench.settle()
+    bench.wait(1.0)
+    acknowledged = [m for _, m in bench.sent if isinstance(m, WatermarkAck)]
+    assert [len(m.watermarks) for m in acknowledged] == [4096]
+    assert acknowledged[0].watermarks[-1].committed == 3
 
 
 def test_what_the_engine_refuses_is_an_error_reply_at_once(bench: Bench) -> None:
@@ -171,21 +205,28 @@ def test_declined_by_all_says_what_they_said(bench: Bench) -> None:
     assert "no such model here" in error["message"]
 
 
-def test_context_is_sent_again_when_the_node_needs_it(bench: Bench) -> None:
-    request = bench.ask()
-    assign = bench.last(SessionAssign)
-    bench.hear(
-        1,
-        NeedFull(
-            command=assign.command,
-            session=request.session,
-            epoch=request.epoch,
-            length=0,
-            digest=bytes(16),
-        ),
+def need_full(request: GenerateReq, command: CommandId) -> NeedFull:
+    return NeedFull(
+        command=command,
+        session=request.session,
+        epoch=request.epoch,
+        length=0,
+        digest=bytes(16),
     )
-    append = bench.sent[-1][1]
-    assert (append.base_tokens, append.ids) == (0, pack_ids(b"hi"))
+
+
+def test_whole_context_that_a_node_asks_for_again_breaks_the_protocol(bench: Bench) -> None:
+    request = bench.ask()
+    append = bench.last(AppendContent)
+    assert append.base_tokens == 0
+    before = len(bench.sent)
+    bench.hear(1, need_full(request, bench.last(SessionAssign).command))
+    bench.hear(1, need_full(request, request.command))
+    assert len(bench.sent) == before
+    assert bench.closed == []
+    bench.hear(1, need_full(request, append.command))
+    assert not [m for _, m in bench.sent[before:] if isinstance(m, AppendContent)]
+    assert [link for link, _ in bench.closed] == [1]
 
 
 def test_lease_is_granted_for_what_is_held_and_the_rest_revoked(bench: Bench) -> None:

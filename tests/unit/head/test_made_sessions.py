@@ -340,7 +340,7 @@ def test_session_of_another_owner_is_not_found(talk: Talk) -> None:
         ("session.append", {}, "text"),
         ("session.append", {"text": "a", "tokens": [1]}, "text"),
         ("session.append", {"tokens": []}, "text"),
-        ("session.append", {"tokens": [256]}, "tokens"),
+        ("session.append", {"tokens": [2**16]}, "tokens"),
         ("session.generate", {}, "session"),
         ("session.generate", {"stop": ["x"]}, "stop"),
         ("session.generate", {"keep_output": "yes"}, "keep_output"),
