@@ -350,14 +350,14 @@ DEATHS = (
     Mutant(
         name="worker_death_ends_the_answer",
         target="head.failover:Failover.lost",
-        find="self.move(session, why, now)",
+        find="self.move(session, why, now, died=bool(message.worker))",
         replace=('self.end(session, "error", now, self._kills_workers(session.answer, why))'),
         profiles=("worker-killer", "crashy"),
     ),
     Mutant(
         name="blamed_for_what_it_never_began",
-        target="head.failover:Failover.declined",
-        find="session.answer.suspicion.excuse(placed.worker)",
+        target="head.failover:Failover.move",
+        find="answer.suspicion.excuse(placed.worker)",
         replace="pass",
         profiles=("poison",),
     ),
