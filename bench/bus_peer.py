@@ -35,7 +35,8 @@ from bus.transport.addresses import shared_context
 from bus.transport.limits import keep_freed_memory
 from bus.transport.link_options import configure_router
 from bus.transport.loop import Loop
-from bus.transport.router import MAX_BATCH, RouterLinks
+from bus.transport.reading import MAX_FRAMES
+from bus.transport.router import RouterLinks
 
 #: The bench's two processes know each other's keys; nothing here is secret.
 HEAD_KEY = KeyPair.from_secret(bytes(range(32)))
@@ -113,7 +114,7 @@ class Receiver:
     def _receive(self) -> list[bytes]:
         """All frames that are there, as one turn of a loop takes them; waits for the first."""
         found: list[bytes] = []
-        while len(found) < MAX_BATCH:
+        while len(found) < MAX_FRAMES:
             try:
                 self._address = self._router.recv(zmq.NOBLOCK)
             except zmq.Again:
