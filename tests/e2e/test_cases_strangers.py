@@ -146,8 +146,9 @@ def test_l2_a_crowd_of_strangers_costs_little_and_nodes_still_join(
             stranger.say(words)
         joined = node_of(stage, state, address)
         assert joined < 2.0
-        # Some 7 MB; all that they sent would be up to 60, and what libzmq makes of it more.
-        assert memory_bytes(head.pid) - before < 25 << 20
+        # Some 7 MB, up to 31 on a busy machine; all that they sent would be up to 60, and what
+        # libzmq makes of it more.
+        assert memory_bytes(head.pid) - before < 48 << 20
         # One too many is cut at once; the silent would be, too, when their time is over.
         before_s = clock.now()
         stage.until(lambda: sum(stranger.is_cut for stranger in crowd) >= CROWD - KEPT)

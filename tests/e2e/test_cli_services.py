@@ -284,7 +284,8 @@ def test_agents_stay_while_they_wait_for_approval(machine: Machine, second: Mach
     second.take_token(machine)
     waits = second.sfctl("--timeout", "10", "up", "--agent-only")
     assert waits.returncode == 8
-    assert "is not enrolled; approve it on the head with: sfctl node approve" in waits.stderr
+    assert "waits for approval" in waits.stderr
+    assert "approve it on the head with: sfctl node approve" in waits.stderr
     assert machine.sfctl("status").returncode == 3
     assert machine.ok("node", "approve", "--all").count("enrolled") == 1
     second.ok("up", "--agent-only")

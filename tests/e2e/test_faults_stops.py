@@ -23,7 +23,9 @@ MAX_NEW = 1200
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[FaultCluster]:
-    with FaultCluster(SILENCE_S) as made:
+    # The wait for a lost link is scaled like the stops, which would end within it otherwise.
+    reattach_s = 0.5 * SILENCE_S / REAL_SILENCE_S
+    with FaultCluster(SILENCE_S, SUPERFLUID_SESSIONS_REATTACH_S=str(reattach_s)) as made:
         yield made
 
 

@@ -289,7 +289,7 @@ def test_cursor_above_the_answer_is_an_error() -> None:
         ({"model": "toy", "prompt": "", "max_new": 1}, "prompt"),
         ({"model": "toy", "max_new": 1}, "prompt"),
         ({"model": "toy", "prompt": "a", "tokens": [1]}, "prompt"),
-        ({"model": "toy", "tokens": [256]}, "tokens"),
+        ({"model": "toy", "tokens": [65_536]}, "tokens"),
         ({"model": "toy", "prompt": "a", "temperature": -1.0}, "temperature"),
         ({"model": "toy", "prompt": "a", "top_p": 2}, "top_p"),
         ({"model": "toy", "prompt": "a", "stop": ["x"]}, "stop"),
