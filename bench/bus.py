@@ -27,19 +27,17 @@ import itertools
 import json
 import os
 import random
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import zmq
 
 from bench.bus_peer import FRAME_KEYS, head_identity, node_identity
+from bench.program import Program
 from bus.blob_folder import BlobFolder
 from bus.blob_sender import BlobSender
 from bus.endpoint import Endpoint
@@ -112,19 +110,14 @@ def handshake_cpu_ms(count: int) -> float:
     return 1000 * (time.thread_time() - start) / count
 
 
-class Peer:
+class Peer(Program):
     """bench/bus_peer.py as a child process, and a DEALER to it whose link is up."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.bus_peer"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        super().__init__("bench.bus_peer")
         self._dealer = shared_context().socket(zmq.DEALER)
         configure_dealer(self._dealer, random.Random(1))
-        self._dealer.connect(self._answer()["address"])
+        self._dealer.connect(self.answer()["address"])
         self._endpoint = Endpoint(node_identity(), initiator=True, entropy=os.urandom)
         self._endpoint.connect(clock.now())
         while self._endpoint.state != "up":
@@ -135,35 +128,35 @@ class Peer:
 
     def raw(self, size: int, count: int) -> float:
         """Bare frames of one size, a second."""
-        self._ask(f"raw {count}")
+        self.ask(f"raw {count}")
         frame = bytes(size)
         for _ in range(count):
             self._send(frame)
-        return count / float(self._answer()["seconds"])
+        return count / float(self.answer()["seconds"])
 
     def frames(self, size: int, count: int) -> float:
         """Sealed frames of one size, a second."""
         sealer = FrameSealer(FRAME_KEYS, 1)
         part = bytes(size)
-        self._ask(f"frames {count}")
+        self.ask(f"frames {count}")
         for _ in range(count):
             self._send(sealer.seal(FrameKind.DATA, 1, part))
-        return count / float(self._answer()["seconds"])
+        return count / float(self.answer()["seconds"])
 
     def sealed(self, make: Callable[[int], Any], count: int) -> float:
         """Messages a second."""
         messages = [make(number) for number in range(count)]
-        self._ask(f"sealed {count}")
+        self.ask(f"sealed {count}")
         for start in range(0, count, BURST):
             for message in messages[start : start + BURST]:
                 self._endpoint.send(message)
             self._send_sealed()
-        return count / float(self._answer()["seconds"])
+        return count / float(self.answer()["seconds"])
 
     def file_address(self) -> str:
         """Where files are taken, until the link there ends."""
-        self._ask("blobs")
-        return str(self._answer()["address"])
+        self.ask("blobs")
+        return str(self.answer()["address"])
 
     def _send_sealed(self) -> None:
         while (frame := self._endpoint.next_frame(clock.now())) is not None:
@@ -178,31 +171,9 @@ class Peer:
             else:
                 return
 
-    def _ask(self, line: str) -> None:
-        assert self._process.stdin is not None
-        print(line, file=self._process.stdin, flush=True)
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError("the bench's peer ended; its errors are above")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._dealer.close(0)
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        super().close()
 
 
 class Files:

@@ -16,67 +16,31 @@ import contextlib
 import json
 import os
 import random
-import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from bench.cluster import Cluster, own_cpu_s
 from bench.models import add_model_option, open_model
+from bench.program import Program
 
 STREAMS = (1, 8)
 MAX_NEW = 64
 PROMPT_TOKENS = 24
 
 
-class BareEngine:
+class BareEngine(Program):
     """bench/bare_engine.py as a child process."""
 
     def __init__(self, folder: Path, threads: int) -> None:
-        self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "bench.bare_engine"),
-                *("--folder", str(folder), "--threads", str(threads)),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._read()
+        super().__init__("bench.bare_engine", "--folder", str(folder), "--threads", str(threads))
+        self.answer()
 
     def run(self, prompts: list[list[int]], max_new: int) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        print(
-            json.dumps({"prompts": prompts, "max_new": max_new}),
-            file=self._process.stdin,
-            flush=True,
-        )
-        return self._read()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError("the bare engine ended; its errors are above")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        self.ask(json.dumps({"prompts": prompts, "max_new": max_new}))
+        return self.answer()
 
 
 class FleetBench:

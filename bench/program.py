@@ -1,0 +1,62 @@
+"""A bench's other side: a module of ours as a child process, spoken to by lines."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from types import TracebackType
+from typing import Any, Self
+
+
+class Program:
+    """Takes a line and answers it with one JSON object a line; ends when its input does.
+
+    Args:
+        module: run as `python -m`.
+        arguments: its own.
+    """
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        self._module = module
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, line: str) -> None:
+        """Say a line; `answer` gives what it says to that."""
+        assert self._process.stdin is not None
+        print(line, file=self._process.stdin, flush=True)
+
+    def answer(self) -> dict[str, Any]:
+        """What it says next.
+
+        Raises:
+            RuntimeError: it ended.
+        """
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self._module} ended; its errors are above")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def close(self) -> None:
+        """End it; waits until it has."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
