@@ -8,7 +8,7 @@ from typing import Protocol
 
 from bus.blob_receiver import BlobReceiver
 from bus.errors import BlobMissing
-from bus.messages.link import BlobRef
+from bus.messages.parts import BlobRef
 from bus.transfer import BlobStore, name_of
 
 #: Of a node's folder.

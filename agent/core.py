@@ -18,7 +18,7 @@ from bus.agent_session import AgentSession
 from bus.agent_status import AgentModel
 from bus.errors import BlobMissing
 from bus.ids import GenerationId, ModelName, NodeIdentity, WorkerIncarnation
-from bus.messages import link, worker
+from bus.messages import link, parts, worker
 from bus.version import __version__
 
 SOFTWARE = f"superfluid {__version__}"
@@ -62,7 +62,7 @@ class AgentCore:
         self._models = {name: ServedModel(name) for name in models}
         self._session = AgentSession()
         self._blobs = NodeBlobs(files, self._session.blobs_in_use) if files is not None else None
-        self._host = link.HostStatus()
+        self._host = parts.HostStatus()
         self._actions: list[Action] = []
         self._link_is_up = False
         self._status_at: float | None = None
@@ -114,7 +114,7 @@ class AgentCore:
         """The models as this machine is told of them."""
         return tuple(model.local_status() for model in self._models.values())
 
-    def _statuses(self) -> tuple[link.ModelStatus, ...]:
+    def _statuses(self) -> tuple[parts.ModelStatus, ...]:
         return tuple(model.status() for model in self._models.values())
 
     # --- the link -----------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class AgentCore:
         if self._blobs is None or not self._blobs.receive(message, now):
             self._session.receive(message, now)
 
-    def host_sampled(self, host: link.HostStatus) -> None:
+    def host_sampled(self, host: parts.HostStatus) -> None:
         """The host's figures for the next status."""
         budget_bytes = 0 if self._blobs is None else self._blobs.budget_bytes
         self._host = replace(host, blob_budget_bytes=budget_bytes)
@@ -319,7 +319,7 @@ class AgentCore:
             self._actions.append(SendToWorker(model=model, message=submit))
 
     def _submit_with_files(
-        self, model: ModelName, submit: worker.Submit, blobs: tuple[link.BlobRef, ...]
+        self, model: ModelName, submit: worker.Submit, blobs: tuple[parts.BlobRef, ...]
     ) -> None:
         try:
             if self._blobs is None:

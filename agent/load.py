@@ -12,7 +12,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from bus.messages.link import HostStatus
+from bus.messages.parts import HostStatus
 from bus.messages.worker import WorkerStats
 
 #: Busy time that a sample needs.

@@ -14,7 +14,7 @@ from typing import Literal
 from agent.load import RateMeter
 from bus.agent_status import AgentModel
 from bus.ids import ModelName, WorkerIncarnation
-from bus.messages.link import ModelStatus, WorkerBeat
+from bus.messages.parts import ModelStatus, WorkerBeat
 from bus.messages.worker import Failed, Ready, WorkerStats
 
 Phase = Literal["loading", "ready", "failed"]

@@ -18,7 +18,7 @@ from agent.models.folder import ModelFolder
 from agent.worker.engine import Engine
 from agent.worker.model_runner import ModelRunner
 from bus.ids import GenerationId, pack_ids
-from bus.messages.link import SamplingParams
+from bus.messages.sampling import SamplingParams
 from bus.messages.worker import Submit
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)

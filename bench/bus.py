@@ -44,7 +44,8 @@ from bus.endpoint import Endpoint
 from bus.frames import FrameKind, FrameSealer
 from bus.ids import Epoch, GenerationId, PackedIds, SessionId, WorkerIncarnation
 from bus.link import MessageReceived
-from bus.messages.link import LINK, BlobRef, Lost, TokenEvents, TokenRun
+from bus.messages.link import LINK, Lost, TokenEvents
+from bus.messages.parts import BlobRef, TokenRun
 from bus.transfer import CHUNK_BYTES
 from bus.transport import clock
 from bus.transport.addresses import shared_context

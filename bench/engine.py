@@ -22,7 +22,7 @@ from agent.worker.model_runner import ModelRunner
 from bench.models import add_model_option, open_model
 from bus.errors import SuperfluidError
 from bus.ids import GenerationId, pack_ids
-from bus.messages.link import SamplingParams
+from bus.messages.sampling import SamplingParams
 from bus.messages.worker import Submit
 
 BATCHES = (1, 2, 4, 8)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable
 from bus.handshake import Admission
 from bus.hello_guard import HelloGuard, Mark
 from bus.link import HandshakeRefused, LinkIdentity, PeerInfo, Refusal
-from bus.messages.link import ProcessInfo
+from bus.messages.parts import ProcessInfo
 from bus.rate_limit import KeyedBuckets, TokenBucket
 
 #: Hellos that failed, for one address; good ones cost nothing.

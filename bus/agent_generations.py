@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from bus.agent_records import Generation, ToWorker
 from bus.event_window import PAUSE_AT, RESUME_BELOW
 from bus.ids import GenerationId, ModelName, SessionId
-from bus.messages import link, worker
+from bus.messages import parts, worker
 
 #: What a node keeps unacknowledged in all. Most of it can wait only while no head is there.
 RETAINED_BYTES = 32 * 1024 * 1024
@@ -95,7 +95,7 @@ class NodeGenerations:
         found = self._running.get(run.generation)
         return found if found is not None and found.model == model else None
 
-    def add(self, found: Generation, run: worker.OutputRun) -> link.TokenRun:
+    def add(self, found: Generation, run: worker.OutputRun) -> parts.TokenRun:
         """Keep a run under its event numbers; `pace` is to follow."""
         first_seq = found.window.tokens
         found.accepted = True

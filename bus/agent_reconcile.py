@@ -13,7 +13,7 @@ from bus.agent_generations import NodeGenerations
 from bus.agent_records import Generation, Held
 from bus.errors import WireError
 from bus.ids import SessionId
-from bus.messages import link
+from bus.messages import link, parts
 
 #: Sessions of one node; what a NodeConfirm and a LeaseRenew can name.
 MAX_SESSIONS = 65_536
@@ -28,10 +28,10 @@ class ReconcilePages:
     """The pages of one Reconcile, until the last has come."""
 
     def __init__(self) -> None:
-        self._listed: dict[SessionId, link.SessionView] = {}
+        self._listed: dict[SessionId, parts.SessionView] = {}
         self._pages = 0
 
-    def add(self, page: link.Reconcile) -> dict[SessionId, link.SessionView] | None:
+    def add(self, page: link.Reconcile) -> dict[SessionId, parts.SessionView] | None:
         """Take the next page; every session that the head listed, after the last.
 
         Raises:
@@ -53,7 +53,7 @@ class ReconcilePages:
 
 
 def keep_listed(
-    held: Held, view: link.SessionView, generations: NodeGenerations
+    held: Held, view: parts.SessionView, generations: NodeGenerations
 ) -> tuple[Generation, ...]:
     """Bring a held session to what the head knows of it; the generations that go on.
 
@@ -85,22 +85,22 @@ def keep_listed(
     return tuple(kept)
 
 
-def held_view(held: Held, kept: Iterable[Generation]) -> link.HeldView:
+def held_view(held: Held, kept: Iterable[Generation]) -> parts.HeldView:
     """A session as the node has it, with what it sends again."""
-    return link.HeldView(
+    return parts.HeldView(
         session=held.session,
         epoch=held.epoch,
         tokens=len(held.context),
         digest=held.context.digest(),
         generations=tuple(
-            link.ResendView(generation=found.generation, first_seq=found.window.committed)
+            parts.ResendView(generation=found.generation, first_seq=found.window.committed)
             for found in kept
         ),
     )
 
 
 def ack_pages(
-    held: Sequence[link.HeldView], dropped: Sequence[link.LeaseRef]
+    held: Sequence[parts.HeldView], dropped: Sequence[parts.LeaseRef]
 ) -> list[link.ReconcileAck]:
     """The answer, in pages; one even when there is nothing to say."""
     count = max(1, -(-max(len(held), len(dropped)) // PAGE_ITEMS))
@@ -117,7 +117,7 @@ def ack_pages(
 
 def events_again(generations: Iterable[Generation]) -> Iterator[link.TokenEvents]:
     """What is not acknowledged of these generations, in messages of bounded size."""
-    runs: list[link.TokenRun] = []
+    runs: list[parts.TokenRun] = []
     size = 0
     for found in generations:
         run = found.retained_run()

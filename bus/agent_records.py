@@ -16,7 +16,7 @@ from bus.ids import (
     SessionId,
     WorkerIncarnation,
 )
-from bus.messages import link, worker
+from bus.messages import link, parts, worker
 
 #: How many of a session's last commands are known again when they are repeated. Commands of a
 #: session are few and come in order; a repeat is of one of the last.
@@ -99,11 +99,11 @@ class Held:
     commands: dict[CommandId, GenerationId | None] = field(default_factory=dict)
 
     @property
-    def ref(self) -> link.LeaseRef:
+    def ref(self) -> parts.LeaseRef:
         """Its name and epoch, as messages carry them."""
-        return link.LeaseRef(session=self.session, epoch=self.epoch)
+        return parts.LeaseRef(session=self.session, epoch=self.epoch)
 
-    def is_listed(self, listed: Mapping[SessionId, link.SessionView]) -> bool:
+    def is_listed(self, listed: Mapping[SessionId, parts.SessionView]) -> bool:
         """Whether the head means this session, under this epoch, and it is not fenced."""
         view = listed.get(self.session)
         return view is not None and view.epoch == self.epoch and not self.fenced
@@ -174,10 +174,10 @@ class Generation:
         return self.window.finish is None
 
     def token_run(
-        self, first_seq: int, ids: PackedIds, finish: link.Finish | None
-    ) -> link.TokenRun:
+        self, first_seq: int, ids: PackedIds, finish: parts.Finish | None
+    ) -> parts.TokenRun:
         """Some of its events, as they travel."""
-        return link.TokenRun(
+        return parts.TokenRun(
             session=self.session,
             epoch=self.epoch,
             generation=self.generation,
@@ -186,7 +186,7 @@ class Generation:
             finish=finish,
         )
 
-    def retained_run(self) -> link.TokenRun | None:
+    def retained_run(self) -> parts.TokenRun | None:
         """What the head may not have, as one run; None when it acknowledged all there is."""
         first_seq, ids, finish = self.window.retained()
         return self.token_run(first_seq, ids, finish) if ids or finish is not None else None

@@ -35,7 +35,7 @@ from bus.agent_records import (
 from bus.errors import WireError
 from bus.ids import Epoch, GenerationId, ModelName, SessionId, WorkerIncarnation
 from bus.link import goodbye_text
-from bus.messages import link, worker
+from bus.messages import link, parts, worker
 from bus.node_leases import NodeLeases
 
 #: The worker of a Lost that is not about a worker's death.
@@ -84,7 +84,7 @@ class AgentSession:
         """Bytes of events that no head has acknowledged."""
         return self._generations.retained_bytes
 
-    def blobs_of(self, generation: GenerationId) -> tuple[link.BlobRef, ...]:
+    def blobs_of(self, generation: GenerationId) -> tuple[parts.BlobRef, ...]:
         """The files that a generation names."""
         found = self._generations.get(generation)
         return () if found is None else found.request.blobs
@@ -94,7 +94,7 @@ class AgentSession:
         running = (found for found in self._generations if found.is_running)
         return {blob.sha256 for found in running for blob in found.request.blobs}
 
-    def held(self) -> tuple[link.LeaseRef, ...]:
+    def held(self) -> tuple[parts.LeaseRef, ...]:
         """Sessions that are not fenced, with their epochs."""
         return tuple(held.ref for held in self._held.values() if not held.fenced)
 
@@ -212,7 +212,7 @@ class AgentSession:
 
     def _number(
         self, model: ModelName, incarnation: WorkerIncarnation, run: worker.OutputRun
-    ) -> link.TokenRun | None:
+    ) -> parts.TokenRun | None:
         """The run under its event numbers; None when it is of no living generation."""
         found = self._generations.heard_from(model, run)
         if found is None:

@@ -18,7 +18,7 @@ from bus.blob_index import BlobIndex
 from bus.closing import Closing
 from bus.errors import BlobMissing, StartError, StorageFull
 from bus.file_thread import FileThread
-from bus.messages.link import BlobRef
+from bus.messages.parts import BlobRef
 from bus.state import private_folder
 from bus.transfer import Partial, Settled, name_of
 

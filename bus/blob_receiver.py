@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 
 from bus.errors import BlobMissing, Invalid, QueueFull, StorageFull, SuperfluidError, TooLarge
 from bus.messages.link import (
-    BlobRef,
     XferAbort,
     XferBegin,
     XferChunk,
@@ -26,6 +25,7 @@ from bus.messages.link import (
     XferDone,
     XferEnd,
 )
+from bus.messages.parts import BlobRef
 from bus.transfer import (
     HASH_MISMATCH,
     MAX_IN_FLIGHT_BYTES,

@@ -19,7 +19,6 @@ from typing import Protocol
 from bus.bulk_window import BulkWindow
 from bus.errors import QueueFull, SuperfluidError, TimedOut, WireError
 from bus.messages.link import (
-    BlobRef,
     XferAbort,
     XferBegin,
     XferChunk,
@@ -27,6 +26,7 @@ from bus.messages.link import (
     XferDone,
     XferEnd,
 )
+from bus.messages.parts import BlobRef
 from bus.transfer import CHUNK_BYTES, name_of
 
 #: Transfers at once: a small blob does not wait for a large one, and few are half done.

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from bus.errors import Invalid
 from bus.ids import PackedIds, count_ids
-from bus.messages.link import Segment
+from bus.messages.parts import Segment
 
 DIGEST_BYTES = 16
 

@@ -9,7 +9,7 @@ the pause reaches it.
 from __future__ import annotations
 
 from bus.ids import PackedIds, count_ids
-from bus.messages.link import Finish
+from bus.messages.parts import Finish
 
 #: What one generation may have unacknowledged.
 WINDOW_EVENTS = 1024

@@ -37,7 +37,7 @@ from bus.frames import (
 )
 from bus.keys import FleetToken, fingerprint, show_token_id
 from bus.link import HandshakeRefused, LinkIdentity, PeerInfo, Refusal, Role
-from bus.messages.link import U8, U63, Name
+from bus.messages.parts import U8, U63, Name
 from bus.noise import NoiseHandshake
 
 #: Nobody has proved anything yet, so a Hello may cost no more than this to look at.

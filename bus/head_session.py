@@ -25,17 +25,19 @@ from bus.ids import (
 )
 from bus.messages.link import (
     AppendContent,
-    BlobRef,
-    Finish,
     GenerateCancel,
     GenerateReq,
-    GenerationView,
-    SamplingParams,
     SessionAssign,
     SessionRevoke,
+)
+from bus.messages.parts import (
+    BlobRef,
+    Finish,
+    GenerationView,
     SessionView,
     TokenRun,
 )
+from bus.messages.sampling import SamplingParams
 
 
 class Verdict(enum.Enum):

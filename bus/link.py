@@ -12,7 +12,8 @@ from bus.capabilities import CAPABILITIES
 from bus.crypto import KeyPair
 from bus.errors import WireError
 from bus.keys import FleetToken, fingerprint
-from bus.messages.link import HeadConfirm, NodeConfirm, ProcessInfo
+from bus.messages.link import HeadConfirm, NodeConfirm
+from bus.messages.parts import ProcessInfo
 
 Role = Literal["head", "node"]
 #: Every version of the messages that this code speaks, lowest and highest.

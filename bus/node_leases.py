@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bus.ids import Epoch, SessionId
-from bus.messages.link import LeaseGrant, LeaseRef, LeaseRenew
+from bus.messages.link import LeaseGrant, LeaseRenew
+from bus.messages.parts import LeaseRef
 
 #: Ask again after this long without a grant.
 RENEW_AGAIN_S = 1.0

@@ -7,7 +7,7 @@ import socket
 import time
 
 from bus.crypto import Entropy
-from bus.messages.link import ProcessInfo
+from bus.messages.parts import ProcessInfo
 
 NONCE_BYTES = 16
 #: The field takes 128 bytes.

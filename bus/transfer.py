@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from bus.errors import SuperfluidError
-from bus.messages.link import BlobRef
+from bus.messages.parts import BlobRef
 
 if TYPE_CHECKING:
     from hashlib import _Hash

@@ -7,7 +7,8 @@ finish is acknowledged at once, since it frees the node's memory of the generati
 from __future__ import annotations
 
 from bus.ids import GenerationId
-from bus.messages.link import Watermark, WatermarkAck
+from bus.messages.link import WatermarkAck
+from bus.messages.parts import Watermark
 from bus.timers import Timers
 from head.effects import LinkKey
 from head.outbox import Outbox

@@ -25,7 +25,7 @@ from bus.messages.api import (
     GenerationOptions,
     SessionGenerateRequest,
 )
-from bus.messages.link import SamplingParams
+from bus.messages.sampling import SamplingParams
 from bus.messages.text import MAX_OPTIONS_BYTES, Described, Encode, Encoded, RenderChat
 from head.answers import Answer, Subscription
 from head.effects import ClientKey

@@ -15,7 +15,8 @@ from bus.codec import to_map
 from bus.errors import SuperfluidError
 from bus.ids import ModelName, NodeIdentity, PackedIds, RequestId, SessionId
 from bus.messages.api import MAX_CREDIT, AnswerUsage, EndBody, Timing, TokenEvent, error_body
-from bus.messages.link import BlobRef, SamplingParams
+from bus.messages.parts import BlobRef
+from bus.messages.sampling import SamplingParams
 from bus.text.detokenizer import Detokenizer
 from head.effects import ClientKey, Reply
 from head.suspects import Suspicion

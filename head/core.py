@@ -41,11 +41,11 @@ from bus.messages.link import (
     NodeStatus,
     ReconcileAck,
     Refused,
-    SamplingParams,
     TokenEvents,
     XferCredit,
     XferDone,
 )
+from bus.messages.sampling import SamplingParams
 from bus.timers import Timers
 from bus.transfer import BlobStore
 from bus.version import __version__

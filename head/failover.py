@@ -20,7 +20,13 @@ from bus.errors import (
     SuperfluidError,
 )
 from bus.ids import Epoch, ModelName, NodeIdentity, SessionId, WorkerIncarnation
-from bus.messages.link import Declined, Finish, Lost, NeedFull, Refused
+from bus.messages.link import (
+    Declined,
+    Lost,
+    NeedFull,
+    Refused,
+)
+from bus.messages.parts import Finish
 from bus.timers import Timers
 from bus.transfer import HASH_MISMATCH
 from head.answers import Answer

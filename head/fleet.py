@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from bus.ids import GenerationId, ModelName, NodeIdentity, WorkerIncarnation
-from bus.messages.link import Heartbeat, HostStatus, ModelStatus, NodeConfirm, NodeStatus
+from bus.messages.link import Heartbeat, NodeConfirm, NodeStatus
+from bus.messages.parts import HostStatus, ModelStatus
 from head.effects import LinkKey
 from head.placement import LANES_AHEAD
 from head.snapshot import FleetSnapshot, ModelView, NodeView

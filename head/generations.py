@@ -11,7 +11,7 @@ from bus.context import TokenContext
 from bus.head_session import GenerationPlan, HeadSession
 from bus.ids import Epoch, GenerationId, ModelName, NodeIdentity
 from bus.messages.api import PlacedEvent, moved_event
-from bus.messages.link import ModelStatus
+from bus.messages.parts import ModelStatus
 from bus.timers import Timers
 from head.answers import RUNNING, Answer
 from head.blobs import BlobDesk, Failed

@@ -16,7 +16,7 @@ from bus.context import TokenContext
 from bus.errors import ContextLengthExceeded, Invalid, NotFound, RateLimited, SessionBusy
 from bus.ids import ModelName, PackedIds, SessionId, count_ids, pack_ids
 from bus.messages.api import MAX_PROMPT_TOKENS
-from bus.messages.link import Segment
+from bus.messages.parts import Segment
 from bus.timers import Timers
 from head.answers import Answer
 from head.book import AnswerBook

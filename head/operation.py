@@ -11,7 +11,7 @@ import msgpack
 from bus.errors import SuperfluidError
 from bus.ids import RequestId, SessionId
 from bus.messages.api import Envelope, GenerationOptions
-from bus.messages.link import SamplingParams
+from bus.messages.sampling import SamplingParams
 from head.answers import Answer
 from head.book import AnswerBook
 from head.effects import ClientKey, LinkKey, Reply

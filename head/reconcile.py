@@ -13,13 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bus.ids import Epoch, GenerationId, NodeIdentity, SessionId
-from bus.messages.link import (
-    HeldView,
-    NodeConfirm,
-    Reconcile,
-    ReconcileAck,
-    SessionView,
-)
+from bus.messages.link import NodeConfirm, Reconcile, ReconcileAck
+from bus.messages.parts import HeldView, SessionView
 from bus.timers import Timers
 from head.effects import LinkKey
 from head.failover import Failover

@@ -7,7 +7,7 @@ from typing import Any
 
 from bus.ids import ModelName
 from bus.messages.api import DEFAULT_CREDIT, MAX_BODY_BYTES, MAX_CREDIT
-from bus.messages.link import ModelStatus
+from bus.messages.parts import ModelStatus
 from bus.version import __version__
 from head.fleet import Fleet, Node
 from head.texts import TextDesk

@@ -7,7 +7,8 @@ import msgpack
 from bus.codec import from_map
 from bus.errors import error_from_dict
 from bus.ids import NodeIdentity, PackedIds, count_ids, unpack_ids
-from bus.messages.link import BlobRef, SamplingParams
+from bus.messages.parts import BlobRef
+from bus.messages.sampling import SamplingParams
 from head.answers import ENDED, PREPARING, Answer
 from head.book import AnswerBook
 from head.rows import FINISHED, StoredAnswer

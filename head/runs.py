@@ -20,14 +20,13 @@ from bus.ids import (
     unpack_ids,
 )
 from bus.messages.link import (
-    Finish,
     LeaseGrant,
     LeaseRenew,
     NodeConfirm,
     SessionRevoke,
     TokenEvents,
-    TokenRun,
 )
+from bus.messages.parts import Finish, TokenRun
 from bus.timers import Timers
 from head.acks import AckDesk
 from head.answers import FINISH_NAMES, QUEUED, RUNNING, Answer

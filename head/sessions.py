@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from bus.context import TokenContext
 from bus.head_session import HeadSession
 from bus.ids import Epoch, ModelName, NodeIdentity, SessionId, WorkerIncarnation, pack_ids
-from bus.messages.link import Segment
+from bus.messages.parts import Segment
 from head.answers import Answer
 from head.effects import LinkKey
 

@@ -17,7 +17,7 @@ from bus.errors import (
     TooLarge,
 )
 from bus.messages.api import MAX_BLOB_PART_BYTES, PutBlobRequest, error_body
-from bus.messages.link import BlobRef
+from bus.messages.parts import BlobRef
 from bus.timers import Timers
 from bus.transfer import MAX_REQUEST_BYTES, SHA256_BYTES, BlobStore, Partial, Settled, name_of
 from head.effects import ClientKey, Reply

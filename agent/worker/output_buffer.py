@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from agent.worker.scheduler import Emission
 from bus.ids import GenerationId, pack_ids
-from bus.messages.link import Finish
+from bus.messages.parts import Finish
 from bus.messages.worker import OutputRun
 
 FLUSH_TOKENS = 16

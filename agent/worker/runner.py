@@ -16,7 +16,7 @@ from agent.worker.engine import Engine
 from agent.worker.output_buffer import OutputBuffer
 from bus.errors import DecodeError, Invalid, SuperfluidError
 from bus.log import EventLog
-from bus.messages.link import Finish
+from bus.messages.parts import Finish
 from bus.messages.worker import (
     UNASKED,
     WORKER,

@@ -26,7 +26,7 @@ from agent.worker.counter_random import (
     least_word,
     position_state,
 )
-from bus.messages.link import SamplingParams
+from bus.messages.sampling import SamplingParams
 
 Logits = npt.NDArray[np.float32]
 

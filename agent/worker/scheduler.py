@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from agent.worker.sequence import Sequence, make_sequence
 from bus.errors import ContextLengthExceeded, Internal, Invalid, QueueFull, SuperfluidError
 from bus.ids import GenerationId, count_ids, unpack_ids
-from bus.messages.link import Finish
+from bus.messages.parts import Finish
 from bus.messages.worker import Submit
 
 #: Submits that may wait beside one for each lane. Queueing is the head's; this bridges a turn.

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 
 from bus.errors import SuperfluidError
 from bus.ids import GenerationId, unpack_ids
-from bus.messages.link import Finish, SamplingParams, Segment, Usage
+from bus.messages.parts import Finish, Segment, Usage
+from bus.messages.sampling import SamplingParams
 from bus.messages.worker import Submit
 
 

@@ -16,7 +16,7 @@ from bus.codec import from_map, unpack
 from bus.errors import DecodeError, Invalid, SuperfluidError
 from bus.fields import MaxBytes, MaxItems, OneOf, Range
 from bus.ids import ModelName, RequestId, SessionId
-from bus.messages.link import U32, Fraction
+from bus.messages.parts import U32, Fraction
 
 MARK = b"SF1"
 MAX_BODY_BYTES = 8 * 1024 * 1024

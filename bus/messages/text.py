@@ -12,7 +12,7 @@ from typing import Annotated
 from bus.codec import Codec
 from bus.fields import MaxBytes, MaxItems
 from bus.ids import PackedIds
-from bus.messages.link import U32, Name
+from bus.messages.parts import U32, Name
 
 TEXT = Codec("text", max_bytes=128 * 1024 * 1024)
 

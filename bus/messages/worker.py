@@ -13,7 +13,14 @@ from typing import Annotated
 from bus.codec import Codec
 from bus.fields import MaxBytes, MaxItems, Range
 from bus.ids import GenerationId, NumericsId, PackedIds, WorkerIncarnation
-from bus.messages.link import U8, U32, Finish, Name, SamplingParams, Segment
+from bus.messages.parts import (
+    U8,
+    U32,
+    Finish,
+    Name,
+    Segment,
+)
+from bus.messages.sampling import SamplingParams
 
 Path = Annotated[str, MaxBytes(4096)]
 
@@ -35,16 +42,26 @@ class WorkerStats:
     queued: U32 = 0
     kv_live_tokens: int = 0
     phase: Name = "idle"
+    #: Prompt tokens that were not computed, since their keys and values were found.
+    cached_tokens: int = 0
+    #: Times that a lane was taken from a generation for one of a better class.
+    preemptions: int = 0
+    #: Host memory that preempted lanes and cached prefixes take.
+    kv_host_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputRun:
-    """Tokens of a generation in a row; `first_index` counts from the generation's own start."""
+    """Tokens of a generation in a row; `first_index` counts from the generation's own start.
+
+    `logprobs` as in `TokenRun`.
+    """
 
     generation: GenerationId
     first_index: int
     ids: PackedIds = PackedIds(b"")
     finish: Finish | None = None
+    logprobs: bytes = b""
 
 
 # --- agent to worker --------------------------------------------------------------------------
@@ -70,6 +87,8 @@ class Submit:
     exact: bool = False
     #: Paths of the files that the request names, in its order.
     files: Annotated[tuple[Path, ...], MaxItems(64)] = ()
+    #: Prefixes are shared only between requests of one salt.
+    salt: Annotated[bytes, MaxBytes(32)] = b""
 
 
 @WORKER.message(tag=2)

@@ -13,7 +13,7 @@ from bench.bare_engine import GREEDY
 from bench.cluster import Cluster
 from bus.call import Call
 from bus.ids import GenerationId, pack_ids
-from bus.messages.link import Segment
+from bus.messages.parts import Segment
 from bus.messages.worker import Submit
 from tests.e2e.test_cluster import PROMPT
 from tests.harness.models import toy_model_folder

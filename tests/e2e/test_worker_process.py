@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import pytest
 
 from bus.ids import GenerationId, WorkerIncarnation, pack_ids, unpack_ids
-from bus.messages.link import Finish, SamplingParams
+from bus.messages.parts import Finish
+from bus.messages.sampling import SamplingParams
 from bus.messages.worker import (
     UNASKED,
     WORKER,

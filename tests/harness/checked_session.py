@@ -16,7 +16,8 @@ from bus.ids import (
     WorkerIncarnation,
     pack_ids,
 )
-from bus.messages import link, worker
+from bus.messages import link, parts, worker
+from bus.messages.sampling import SamplingParams
 
 MODEL = ModelName("toy")
 
@@ -40,7 +41,7 @@ class Node:
         assert self.link_to_head() == [link.ReconcileAck(page=0, more=False)]
 
     def link_to_head(
-        self, *views: link.SessionView, now: float = 0.0, head: str = HEAD
+        self, *views: parts.SessionView, now: float = 0.0, head: str = HEAD
     ) -> list[object]:
         """A link to the head, which lists these sessions; everything said until then."""
         self.session.link_up(head, now)
@@ -99,7 +100,7 @@ class Node:
             session=S,
             epoch=Epoch(epoch),
             generation=GenerationId(generation),
-            sampling=link.SamplingParams(temperature=0.0),
+            sampling=SamplingParams(temperature=0.0),
             max_new_tokens=10,
             prompt_tokens=prompt,
             **extra,  # type: ignore[arg-type]
@@ -112,13 +113,13 @@ class Node:
             generation=GenerationId(generation),
             first_index=first,
             ids=pack_ids(ids),
-            finish=None if finish is None else link.Finish(reason=finish),
+            finish=None if finish is None else parts.Finish(reason=finish),
         )
         self.session.worker_output(MODEL, WORKER, [run])
         return self.taken()
 
     def acknowledge(self, committed: int, generation: int = 100) -> list[object]:
-        mark = link.Watermark(generation=GenerationId(generation), committed=committed)
+        mark = parts.Watermark(generation=GenerationId(generation), committed=committed)
         return self.give(link.WatermarkAck(watermarks=(mark,)))
 
     def timeout(self, now: float) -> list[object]:
@@ -128,25 +129,25 @@ class Node:
 
 def run(
     first_seq: int, ids: list[int], finish: str | None = None, generation: int = 100
-) -> link.TokenRun:
-    return link.TokenRun(
+) -> parts.TokenRun:
+    return parts.TokenRun(
         session=S,
         epoch=Epoch(1),
         generation=GenerationId(generation),
         first_seq=first_seq,
         ids=pack_ids(ids),
-        finish=None if finish is None else link.Finish(reason=finish),
+        finish=None if finish is None else parts.Finish(reason=finish),
     )
 
 
 def view(
-    *generations: link.GenerationView,
+    *generations: parts.GenerationView,
     ids: bytes = PROMPT,
     epoch: int = 1,
     session: SessionId = S,
-) -> link.SessionView:
+) -> parts.SessionView:
     """A session as the head lists it."""
-    return link.SessionView(
+    return parts.SessionView(
         session=session,
         epoch=Epoch(epoch),
         tokens=len(ids) // 4,
@@ -155,24 +156,24 @@ def view(
     )
 
 
-def known(committed: int, *, generation: int = 100, finished: bool = False) -> link.GenerationView:
+def known(committed: int, *, generation: int = 100, finished: bool = False) -> parts.GenerationView:
     """A generation as the head knows it."""
-    return link.GenerationView(
+    return parts.GenerationView(
         generation=GenerationId(generation), committed=committed, finished=finished
     )
 
 
 def held(
     *resend: tuple[int, int], ids: bytes = PROMPT, epoch: int = 1, session: SessionId = S
-) -> link.HeldView:
+) -> parts.HeldView:
     """A session as the node answers it; `resend` is of generation and first event."""
-    return link.HeldView(
+    return parts.HeldView(
         session=session,
         epoch=Epoch(epoch),
         tokens=len(ids) // 4,
         digest=context_digest(ids),
         generations=tuple(
-            link.ResendView(generation=GenerationId(generation), first_seq=first_seq)
+            parts.ResendView(generation=GenerationId(generation), first_seq=first_seq)
             for generation, first_seq in resend
         ),
     )

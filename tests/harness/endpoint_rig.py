@@ -7,11 +7,7 @@ from typing import Any
 from bus.endpoint import Endpoint
 from bus.ids import CommandId, Epoch, GenerationId, PackedIds, SessionId
 from bus.link import LinkDown, LinkIdentity, LinkLimits, MessageReceived, PeerRefused
-from bus.messages.link import (
-    AppendContent,
-    GenerateCancel,
-    Heartbeat,
-)
+from bus.messages.link import AppendContent, GenerateCancel, Heartbeat
 from tests.harness.link_identities import entropy_from, head, node
 
 

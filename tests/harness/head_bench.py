@@ -14,13 +14,11 @@ from bus.ids import (
     pack_ids,
 )
 from bus.messages.api import MARK, encode_body
-from bus.messages.link import (
+from bus.messages.link import GenerateReq, NodeConfirm, TokenEvents
+from bus.messages.parts import (
     Finish,
-    GenerateReq,
     LeaseRef,
     ModelStatus,
-    NodeConfirm,
-    TokenEvents,
     TokenRun,
 )
 from head.core import CorePolicy, HeadCore

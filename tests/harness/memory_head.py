@@ -12,7 +12,12 @@ from bus.endpoint import Endpoint
 from bus.ids import NodeIdentity
 from bus.keys import FleetToken
 from bus.link import LinkDown, LinkEvent, LinkIdentity, LinkUp, MessageReceived, PeerInfo
-from bus.messages.link import HeadConfirm, Heartbeat, NodeConfirm, WatermarkAck
+from bus.messages.link import (
+    HeadConfirm,
+    Heartbeat,
+    NodeConfirm,
+    WatermarkAck,
+)
 from head.core import HeadCore
 from head.effects import ClientKey, CloseLink, LinkKey, Output, Reply, SendLink, TextJob
 from head.gate import OutputGate

@@ -15,7 +15,12 @@ from bus.crypto import KeyPair
 from bus.endpoint import Endpoint
 from bus.ids import NodeIdentity, SessionId, WorkerIncarnation
 from bus.link import LinkDown, LinkIdentity, LinkUp, MessageReceived
-from bus.messages.link import SESSION_COMMANDS, HeadConfirm, Heartbeat, SessionRevoke
+from bus.messages.link import (
+    SESSION_COMMANDS,
+    HeadConfirm,
+    Heartbeat,
+    SessionRevoke,
+)
 from tests.harness.blob_rig import BlobsInMemory
 from tests.harness.memory_ends import Dialer, Listener
 from tests.harness.memory_parts import MODEL, WINDOW, MadeUpWorker, expected_tokens

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from bus.ids import GenerationId, NumericsId, PackedIds, WorkerIncarnation, pack_ids
 from bus.messages import worker
-from bus.messages.link import Finish, Usage
+from bus.messages.parts import Finish, Usage
 from tests.harness.memory_text import DIGEST
 
 WINDOW = 512

@@ -12,7 +12,8 @@ from agent.worker.scheduler import (
     Scheduler,
 )
 from bus.ids import GenerationId, pack_ids
-from bus.messages.link import Finish, SamplingParams, Segment
+from bus.messages.parts import Finish, Segment
+from bus.messages.sampling import SamplingParams
 from bus.messages.worker import Submit
 
 EOS = 9

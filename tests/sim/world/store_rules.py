@@ -7,7 +7,12 @@ from typing import Any
 import msgpack
 
 from bus.ids import count_ids, pack_ids, unpack_ids
-from bus.messages.link import GenerateReq, Reconcile, SessionAssign, WatermarkAck
+from bus.messages.link import (
+    GenerateReq,
+    Reconcile,
+    SessionAssign,
+    WatermarkAck,
+)
 from head.effects import Effects, Output, Persist, Reply, SendLink
 from head.rows import (
     EndSession,

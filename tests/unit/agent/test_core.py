@@ -23,7 +23,8 @@ from bus.ids import (
     WorkerIncarnation,
     pack_ids,
 )
-from bus.messages import link, worker
+from bus.messages import link, parts, worker
+from bus.messages.sampling import SamplingParams
 
 TOY, OTHER = ModelName("toy"), ModelName("other")
 W1, W2 = WorkerIncarnation(1 << 32 | 1), WorkerIncarnation(1 << 32 | 2)
@@ -43,7 +44,7 @@ class Node:
         self.core.validate_state()
         return [a.message if isinstance(a, SendToHead) else a for a in actions]
 
-    def link_up(self, *sessions: link.SessionView, now: float = 0.0) -> list[object]:
+    def link_up(self, *sessions: parts.SessionView, now: float = 0.0) -> list[object]:
         """A link to the head, which lists these sessions."""
         self.core.link_up(HEAD, now)
         self.core.link_message(link.Reconcile(page=0, more=False, sessions=sessions), now)
@@ -77,7 +78,7 @@ class Node:
             link.GenerateReq(
                 command=CommandId(self.commands),
                 generation=GenerationId(epoch),
-                sampling=link.SamplingParams(),
+                sampling=SamplingParams(),
                 max_new_tokens=5,
                 prompt_tokens=3,
                 **common,
@@ -135,7 +136,7 @@ def test_a_ready_worker_is_told_at_once_and_pinged_every_5_s(node: Node) -> None
     assert isinstance(note, Note)
     assert (note.event, note.pairs["model"]) == ("worker_ready", "toy")
     assert isinstance(status, link.NodeStatus)
-    assert status.models[0] == link.ModelStatus(
+    assert status.models[0] == parts.ModelStatus(
         name=TOY,
         phase="ready",
         window_tokens=2048,
@@ -160,7 +161,7 @@ def test_the_status_goes_every_2_s_while_a_link_is_up(node: Node) -> None:
     assert node.core.next_timeout() == 12.0
     node.core.handle_timeout(11.9)
     assert node.taken() == []
-    node.core.host_sampled(link.HostStatus(load_average=1.5))
+    node.core.host_sampled(parts.HostStatus(load_average=1.5))
     node.core.handle_timeout(12.0)
     (status,) = node.taken()
     assert isinstance(status, link.NodeStatus)
@@ -201,8 +202,8 @@ def test_the_status_and_the_heartbeat_carry_the_workers_counters(serving: Node) 
     assert serving.core.heartbeat(12.6) == link.Heartbeat(
         loop_lag_ms=13,
         workers=(
-            link.WorkerBeat(model=TOY, worker=W1, phase="decode", steps=25),
-            link.WorkerBeat(model=OTHER, worker=WorkerIncarnation(0), phase="loading", steps=0),
+            parts.WorkerBeat(model=TOY, worker=W1, phase="decode", steps=25),
+            parts.WorkerBeat(model=OTHER, worker=WorkerIncarnation(0), phase="loading", steps=0),
         ),
     )
 
@@ -281,14 +282,14 @@ def test_a_former_incarnation_is_not_heard(serving: Node) -> None:
     assert serving.core.confirm().models[0].phase == "loading"
 
 
-def listed(committed: int) -> link.SessionView:
+def listed(committed: int) -> parts.SessionView:
     """The session of `request` with its generation, as the head lists it."""
-    return link.SessionView(
+    return parts.SessionView(
         session=SessionId("s"),
         epoch=Epoch(1),
         tokens=3,
         digest=context_digest(PROMPT),
-        generations=(link.GenerationView(generation=GenerationId(1), committed=committed),),
+        generations=(parts.GenerationView(generation=GenerationId(1), committed=committed),),
     )
 
 
@@ -297,13 +298,13 @@ def test_a_generation_runs_on_without_a_link_and_goes_on_over_the_next(serving: 
     serving.core.link_down(5.0)
     assert serving.taken() == []
     assert serving.core.is_busy
-    assert serving.core.confirm().held == (link.LeaseRef(session=SessionId("s"), epoch=Epoch(1)),)
+    assert serving.core.confirm().held == (parts.LeaseRef(session=SessionId("s"), epoch=Epoch(1)),)
     assert serving.say(output(0, [41, 42], worker.WorkerStats())) == []
     status, ack, events, _ = serving.link_up(listed(1), now=6.0)
     assert isinstance(status, link.NodeStatus)
     assert isinstance(ack, link.ReconcileAck)
     assert ack.sessions[0].generations == (
-        link.ResendView(generation=GenerationId(1), first_seq=1),
+        parts.ResendView(generation=GenerationId(1), first_seq=1),
     )
     assert isinstance(events, link.TokenEvents)
     assert (events.runs[0].first_seq, events.runs[0].ids) == (1, pack_ids([42]))

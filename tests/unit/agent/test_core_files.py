@@ -20,7 +20,8 @@ from bus.ids import (
     WorkerIncarnation,
     pack_ids,
 )
-from bus.messages import link, worker
+from bus.messages import link, parts, worker
+from bus.messages.sampling import SamplingParams
 from tests.harness.blob_rig import BlobsInMemory, blob_of
 
 TOY, W1 = ModelName("toy"), WorkerIncarnation(1)
@@ -96,7 +97,7 @@ class Node:
                 session=session,
                 epoch=epoch,
                 generation=GenerationId(number),
-                sampling=link.SamplingParams(),
+                sampling=SamplingParams(),
                 max_new_tokens=1,
                 prompt_tokens=1,
                 blobs=tuple(blob_of(data) for data in files),
@@ -133,7 +134,7 @@ def test_files_stay_while_their_generation_runs() -> None:
     node.generate(1, FIRST)
     (done,) = [m for m in node.receive(SECOND, 2) if isinstance(m, link.XferDone)]
     assert (done.result, done.code) == ("error", "storage_full")
-    finish = link.Finish(reason="length")
+    finish = parts.Finish(reason="length")
     run = worker.OutputRun(generation=GenerationId(1), first_index=0, finish=finish)
     node.core.worker_message(TOY, W1, worker.Output(runs=(run,), stats=worker.WorkerStats()), 0.0)
     assert node.receive(SECOND, 3)[-1] == link.XferDone(
@@ -157,7 +158,7 @@ def test_what_a_lost_link_left_is_taken_up_or_goes() -> None:
 
 def test_the_status_has_the_budget() -> None:
     node = Node(budget_bytes=12345)
-    node.core.host_sampled(link.HostStatus(memory_total_bytes=7))
+    node.core.host_sampled(parts.HostStatus(memory_total_bytes=7))
     assert node.core.confirm().host.blob_budget_bytes == 12345
 
 

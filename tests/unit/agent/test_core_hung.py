@@ -6,7 +6,7 @@ import pytest
 
 from agent.actions import Note
 from bus.ids import GenerationId, WorkerIncarnation
-from bus.messages import link, worker
+from bus.messages import link, parts, worker
 from tests.unit.agent.test_core import TOY, W1, W2, Node, output, ready, serving
 
 __all__ = ["serving"]
@@ -19,7 +19,7 @@ def node() -> Node:
     return Node()
 
 
-def status_of(messages: list[object]) -> link.ModelStatus:
+def status_of(messages: list[object]) -> parts.ModelStatus:
     """The model in the last status among messages to the head."""
     statuses = [message for message in messages if isinstance(message, link.NodeStatus)]
     return next(model for model in statuses[-1].models if model.name == TOY)
@@ -47,7 +47,7 @@ def test_its_generations_are_lost_and_the_head_is_told_why_at_once(serving: Node
 
 def test_the_heartbeat_says_hung_until_the_next_worker_loads(serving: Node) -> None:
     give_up(serving)
-    assert serving.core.heartbeat().workers[0] == link.WorkerBeat(
+    assert serving.core.heartbeat().workers[0] == parts.WorkerBeat(
         model=TOY, worker=WorkerIncarnation(0), phase="hung", steps=0
     )
     serving.start(W2)

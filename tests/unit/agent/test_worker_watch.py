@@ -7,7 +7,8 @@ import pytest
 from agent.proc_state import ProcessState
 from agent.worker_watch import WatchPolicy, WorkerWatch
 from bus.ids import GenerationId, NumericsId, PackedIds, WorkerIncarnation
-from bus.messages.link import Finish, SamplingParams, Usage
+from bus.messages.parts import Finish, Usage
+from bus.messages.sampling import SamplingParams
 from bus.messages.worker import (
     Accepted,
     Output,

@@ -17,7 +17,8 @@ from bus.link import (
     PeerRefused,
     Refusal,
 )
-from bus.messages.link import NodeStatus, ProcessInfo
+from bus.messages.link import NodeStatus
+from bus.messages.parts import ProcessInfo
 from tests.harness.acceptor_fleet import Fleet
 from tests.harness.link_identities import head, key, node
 

@@ -6,7 +6,8 @@ import pytest
 
 from bus.agent_records import SubmitToWorker, ToWorker
 from bus.ids import CommandId, Epoch, GenerationId, SessionId, pack_ids
-from bus.messages import link, worker
+from bus.messages import link, parts, worker
+from bus.messages.sampling import SamplingParams
 from tests.harness.checked_session import HEAD, LEASE_MS, MODEL, WORKER, Node, known, view
 
 
@@ -19,14 +20,14 @@ def start(node: Node, number: int) -> list[object]:
         session=session,
         epoch=Epoch(1),
         generation=GenerationId(number),
-        sampling=link.SamplingParams(),
+        sampling=SamplingParams(),
         max_new_tokens=1000,
         prompt_tokens=0,
     )
     return node.give(request)
 
 
-def listed(number: int, committed: int) -> link.SessionView:
+def listed(number: int, committed: int) -> parts.SessionView:
     return view(known(committed, generation=number), session=SessionId(f"x{number}"), ids=b"")
 
 
@@ -95,7 +96,7 @@ def test_finished_ones_count_until_they_are_acknowledged() -> None:
         generation=GenerationId(1),
         first_index=0,
         ids=pack_ids([1, 2]),
-        finish=link.Finish(reason="error", message="no"),
+        finish=parts.Finish(reason="error", message="no"),
     )
     node.session.worker_output(MODEL, WORKER, [run])
     assert node.session.retained_bytes == 8 + 128 + 2

@@ -13,7 +13,8 @@ from bus.ids import (
     PackedIds,
     pack_ids,
 )
-from bus.messages import link, worker
+from bus.messages import link, parts, worker
+from bus.messages.sampling import SamplingParams
 from tests.harness.checked_session import LEASE_MS, MODEL, PROMPT, Node, S, cancel
 
 
@@ -32,7 +33,7 @@ def running(node: Node) -> Node:
 
 def test_an_assign_is_held_without_an_answer(node: Node) -> None:
     assert node.assign(epoch=7) == []
-    assert node.session.held() == (link.LeaseRef(session=S, epoch=Epoch(7)),)
+    assert node.session.held() == (parts.LeaseRef(session=S, epoch=Epoch(7)),)
     assert node.session.highest_epoch == 7
 
 
@@ -42,7 +43,7 @@ def test_a_lower_epoch_is_refused_and_the_known_one_named(node: Node) -> None:
     assert isinstance(refused, link.Refused)
     assert (refused.code, refused.epoch, refused.known_epoch) == ("stale_epoch", 6, 7)
     assert refused.command == node.command
-    assert node.session.held() == (link.LeaseRef(session=S, epoch=Epoch(7)),)
+    assert node.session.held() == (parts.LeaseRef(session=S, epoch=Epoch(7)),)
 
 
 def test_a_replayed_assign_changes_nothing(running: Node) -> None:
@@ -75,7 +76,7 @@ def test_appends_extend_by_length_and_digest(node: Node) -> None:
     node.assign()
     assert node.append(PROMPT) == []
     stepped = pack_ids([8, 9])
-    segments = (link.Segment(tokens=2, by_step=True),)
+    segments = (parts.Segment(tokens=2, by_step=True),)
     assert node.append(stepped, base=PROMPT, segments=segments) == []
     (submit,) = node.give(node.request(prompt=3, generated_tokens=2))
     assert submit == SubmitToWorker(
@@ -83,8 +84,8 @@ def test_appends_extend_by_length_and_digest(node: Node) -> None:
         submit=worker.Submit(
             generation=GenerationId(100),
             context=pack_ids([5, 6, 7, 8, 9]),
-            segments=(link.Segment(tokens=3), link.Segment(tokens=2, by_step=True)),
-            sampling=link.SamplingParams(temperature=0.0),
+            segments=(parts.Segment(tokens=3), parts.Segment(tokens=2, by_step=True)),
+            sampling=SamplingParams(temperature=0.0),
             max_new_tokens=10,
             prompt_tokens=3,
             generated_tokens=2,
@@ -143,7 +144,7 @@ def test_appends_that_can_not_be_applied_are_refused_with_their_command(node: No
     (ahead,) = node.append(epoch=6)
     assert isinstance(ahead, link.Refused)
     assert (ahead.code, ahead.known_epoch) == ("unknown_epoch", 5)
-    (wrong,) = node.append(epoch=5, segments=(link.Segment(tokens=2),))
+    (wrong,) = node.append(epoch=5, segments=(parts.Segment(tokens=2),))
     assert isinstance(wrong, link.Refused)
     assert wrong.code == "invalid"
 

@@ -11,7 +11,7 @@ from bus.ids import (
     ModelName,
     pack_ids,
 )
-from bus.messages import link, worker
+from bus.messages import link, parts, worker
 from tests.harness.checked_session import MODEL, PROMPT, WORKER, Node, S, cancel, run
 
 
@@ -44,7 +44,7 @@ def test_runs_of_one_flush_leave_as_one_message(running: Node) -> None:
             generation=GenerationId(100),
             first_index=1,
             ids=pack_ids([3]),
-            finish=link.Finish(reason="length"),
+            finish=parts.Finish(reason="length"),
         ),
     ]
     running.session.worker_output(MODEL, WORKER, flush)
@@ -122,11 +122,11 @@ def test_the_context_stays_what_the_head_appended(running: Node) -> None:
     running.acknowledge(3)
     (declined,) = running.give(running.request(generation=101, prompt=5))
     assert isinstance(declined, link.Declined)
-    steps = (link.Segment(tokens=2, by_step=True),)
+    steps = (parts.Segment(tokens=2, by_step=True),)
     assert running.append(pack_ids([11, 12]), base=PROMPT, segments=steps) == []
     (submit,) = running.give(running.request(generation=102, prompt=5))
     assert isinstance(submit, SubmitToWorker)
-    assert submit.submit.segments == (link.Segment(tokens=3), *steps)
+    assert submit.submit.segments == (parts.Segment(tokens=3), *steps)
 
 
 def test_a_full_window_pauses_that_generation_and_an_ack_resumes_it(running: Node) -> None:

@@ -10,7 +10,7 @@ from bus.ids import (
     SessionId,
     pack_ids,
 )
-from bus.messages import link
+from bus.messages import link, parts
 from tests.harness.checked_session import LEASE_MS, PROMPT, Node, S, cancel
 
 
@@ -33,8 +33,8 @@ def test_all_leases_are_renewed_from_half_of_one_and_again_each_second(node: Nod
     assert node.session.next_timeout() == 10.0
     assert node.timeout(9.9) == []
     refs = (
-        link.LeaseRef(session=S, epoch=Epoch(1)),
-        link.LeaseRef(session=SessionId("s2"), epoch=Epoch(3)),
+        parts.LeaseRef(session=S, epoch=Epoch(1)),
+        parts.LeaseRef(session=SessionId("s2"), epoch=Epoch(3)),
     )
     assert node.timeout(10.0) == [link.LeaseRenew(sent_at_s=10.0, leases=refs)]
     assert node.session.next_timeout() == 11.0
@@ -48,7 +48,7 @@ def test_all_leases_are_renewed_from_half_of_one_and_again_each_second(node: Nod
 
 
 def test_a_grant_counts_from_when_it_was_asked_for(running: Node) -> None:
-    refs = (link.LeaseRef(session=S, epoch=Epoch(1)),)
+    refs = (parts.LeaseRef(session=S, epoch=Epoch(1)),)
     running.give(link.LeaseGrant(sent_at_s=10.0, lease_ms=LEASE_MS, leases=refs), 19.0)
     assert cancel() not in running.timeout(29.9)
     assert cancel() in running.timeout(30.0)
@@ -57,17 +57,17 @@ def test_a_grant_counts_from_when_it_was_asked_for(running: Node) -> None:
 @pytest.mark.parametrize(
     "ref",
     [
-        link.LeaseRef(session=S, epoch=Epoch(2)),
-        link.LeaseRef(session=SessionId("other"), epoch=Epoch(1)),
+        parts.LeaseRef(session=S, epoch=Epoch(2)),
+        parts.LeaseRef(session=SessionId("other"), epoch=Epoch(1)),
     ],
 )
-def test_a_grant_for_something_else_stretches_nothing(running: Node, ref: link.LeaseRef) -> None:
+def test_a_grant_for_something_else_stretches_nothing(running: Node, ref: parts.LeaseRef) -> None:
     running.give(link.LeaseGrant(sent_at_s=10.0, lease_ms=LEASE_MS, leases=(ref,)), 11.0)
     assert cancel() in running.timeout(20.0)
 
 
 def test_a_grant_from_the_future_counts_from_now(running: Node) -> None:
-    refs = (link.LeaseRef(session=S, epoch=Epoch(1)),)
+    refs = (parts.LeaseRef(session=S, epoch=Epoch(1)),)
     running.give(link.LeaseGrant(sent_at_s=1e9, lease_ms=LEASE_MS, leases=refs), 5.0)
     assert cancel() in running.timeout(25.0)
 

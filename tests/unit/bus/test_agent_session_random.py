@@ -28,7 +28,8 @@ from bus.ids import (
     pack_ids,
     unpack_ids,
 )
-from bus.messages import link, worker
+from bus.messages import link, parts, worker
+from bus.messages.sampling import SamplingParams
 
 MODEL = ModelName("toy")
 SESSIONS = [SessionId(f"s{number}") for number in range(3)]
@@ -69,14 +70,14 @@ class Answer:
     def next_seq(self) -> int:
         return len(self.accepted) + self.ended
 
-    def view(self) -> link.SessionView:
+    def view(self) -> parts.SessionView:
         packed = pack_ids(self.node_has)
-        known = link.GenerationView(
+        known = parts.GenerationView(
             generation=GenerationId(self.generation),
             committed=self.committed,
             finished=self.ended and self.committed == self.next_seq,
         )
-        return link.SessionView(
+        return parts.SessionView(
             session=self.session,
             epoch=Epoch(self.epoch),
             tokens=len(self.node_has),
@@ -120,7 +121,7 @@ class Play:
         self.is_up = False
         self.to_node: deque[Any] = deque()
         #: What the last Reconcile of this link listed; None until its last page was delivered.
-        self.listed: dict[SessionId, link.SessionView] = {}
+        self.listed: dict[SessionId, parts.SessionView] = {}
         self.reconciled = False
         self.ack: list[link.ReconcileAck] = []
 
@@ -169,7 +170,7 @@ class Play:
         self.append(answer)
         answer.request = link.GenerateReq(
             generation=GenerationId(self.number()),
-            sampling=link.SamplingParams(),
+            sampling=SamplingParams(),
             max_new_tokens=answer.total,
             prompt_tokens=len(answer.content),
             **self.of(answer),
@@ -211,7 +212,7 @@ class Play:
     def commit(self) -> None:
         answer = self.random.choice(list(self.answers.values()))
         answer.committed = self.random.randint(answer.committed, answer.next_seq)
-        mark = link.Watermark(
+        mark = parts.Watermark(
             generation=GenerationId(answer.generation), committed=answer.committed
         )
         self.tell(link.WatermarkAck(watermarks=(mark,)))
@@ -254,7 +255,7 @@ class Play:
                 # Its Generate is declined; the next place brings everything.
                 self.answers[message.session].node_has = []
 
-    def accept(self, run: link.TokenRun) -> None:
+    def accept(self, run: parts.TokenRun) -> None:
         holding = self.holdings[run.session]
         assert holding.epoch == run.epoch
         assert not holding.fenced
@@ -284,7 +285,7 @@ class Play:
                 continue
             self.compare_held(answer, listed, held[session])
 
-    def compare_held(self, answer: Answer, listed: link.SessionView, held: link.HeldView) -> None:
+    def compare_held(self, answer: Answer, listed: parts.SessionView, held: parts.HeldView) -> None:
         content = self.holdings[answer.session].content
         assert (held.tokens, held.digest) == (len(content), context_digest(pack_ids(content)))
         answer.node_has = list(content)
@@ -439,7 +440,7 @@ class Play:
             worker.OutputRun(
                 generation=GenerationId(generation),
                 first_index=sequence.made,
-                finish=link.Finish(reason=reason),
+                finish=parts.Finish(reason=reason),
             )
         )
 
@@ -496,7 +497,7 @@ class Play:
             for answer in self.answers.values():
                 if answer.committed < answer.next_seq:
                     answer.committed = answer.next_seq
-                    mark = link.Watermark(
+                    mark = parts.Watermark(
                         generation=GenerationId(answer.generation), committed=answer.committed
                     )
                     self.tell(link.WatermarkAck(watermarks=(mark,)))

@@ -6,7 +6,8 @@ import pytest
 
 from bus.agent_records import SubmitToWorker, ToWorker
 from bus.ids import CommandId, Epoch, GenerationId, SessionId, pack_ids
-from bus.messages import link, worker
+from bus.messages import link, parts, worker
+from bus.messages.sampling import SamplingParams
 from tests.harness.checked_session import (
     HEAD,
     MODEL,
@@ -24,19 +25,19 @@ from tests.harness.checked_session import (
 S2 = SessionId("s2")
 
 
-def acked(*sessions: link.HeldView, dropped: tuple[link.LeaseRef, ...] = ()) -> link.ReconcileAck:
+def acked(*sessions: parts.HeldView, dropped: tuple[parts.LeaseRef, ...] = ()) -> link.ReconcileAck:
     return link.ReconcileAck(page=0, more=False, sessions=sessions, dropped=dropped)
 
 
-def ref(epoch: int = 1, session: SessionId = S) -> link.LeaseRef:
-    return link.LeaseRef(session=session, epoch=Epoch(epoch))
+def ref(epoch: int = 1, session: SessionId = S) -> parts.LeaseRef:
+    return parts.LeaseRef(session=session, epoch=Epoch(epoch))
 
 
-def again(*runs: link.TokenRun) -> link.TokenEvents:
+def again(*runs: parts.TokenRun) -> link.TokenEvents:
     return link.TokenEvents(runs=runs)
 
 
-def renew(now: float, *leases: link.LeaseRef) -> link.LeaseRenew:
+def renew(now: float, *leases: parts.LeaseRef) -> link.LeaseRenew:
     return link.LeaseRenew(sent_at_s=now, leases=leases or (ref(),))
 
 
@@ -266,7 +267,7 @@ def test_another_head_finds_nothing_of_the_last_ones(running: Node) -> None:
     assert running.give(page) == [acked()]
 
 
-def sessions(count: int) -> tuple[link.SessionView, ...]:
+def sessions(count: int) -> tuple[parts.SessionView, ...]:
     return tuple(view(session=SessionId(f"x{n}"), ids=b"") for n in range(count))
 
 
@@ -301,7 +302,7 @@ def test_events_that_are_sent_again_are_cut_into_bounded_messages() -> None:
             session=session,
             epoch=Epoch(1),
             generation=generation,
-            sampling=link.SamplingParams(),
+            sampling=SamplingParams(),
             max_new_tokens=1000,
             prompt_tokens=0,
         )
@@ -371,7 +372,7 @@ def test_the_next_turn_of_a_cancelled_one_runs_beside_its_late_output(running: N
     )
     assert running.give(stop) == [cancel()]
     assert running.assign(epoch=2) == []
-    steps = (link.Segment(tokens=2, by_step=True), link.Segment(tokens=1))
+    steps = (parts.Segment(tokens=2, by_step=True), parts.Segment(tokens=1))
     assert running.append(pack_ids([11, 12, 8]), base=PROMPT, epoch=2, segments=steps) == []
     (submit,) = running.give(running.request(generation=101, epoch=2, prompt=6))
     assert isinstance(submit, SubmitToWorker)

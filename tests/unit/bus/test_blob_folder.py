@@ -14,7 +14,7 @@ import pytest
 from bus.blob_folder import BlobFolder
 from bus.blob_index import BlobIndex
 from bus.errors import BlobMissing, StartError, StorageFull, TooLarge
-from bus.messages.link import BlobRef
+from bus.messages.parts import BlobRef
 from bus.transfer import Partial, Settled
 from tests.harness.blob_rig import blob_of, some_bytes
 

@@ -8,7 +8,6 @@ import pytest
 
 from bus.blob_receiver import MAX_RESTING
 from bus.messages.link import (
-    BlobRef,
     XferAbort,
     XferBegin,
     XferChunk,
@@ -16,6 +15,7 @@ from bus.messages.link import (
     XferDone,
     XferEnd,
 )
+from bus.messages.parts import BlobRef
 from bus.transfer import MAX_IN_FLIGHT_BYTES, MAX_REQUEST_BYTES, MAX_TRANSFERS
 from tests.harness.blob_rig import BlobRig, blob_of, some_bytes
 

@@ -21,14 +21,12 @@ from bus.handshake import HANDSHAKE
 from bus.ids import U64_MAX, Epoch, GenerationId, PackedIds, SessionId
 from bus.messages.link import (
     LINK,
-    Finish,
     Goodbye,
     Heartbeat,
     NodeStatus,
     TokenEvents,
-    TokenRun,
-    Usage,
 )
+from bus.messages.parts import Finish, TokenRun, Usage
 from bus.messages.worker import WORKER
 
 EVERY = [(codec, cls) for codec in (LINK, WORKER, HANDSHAKE) for cls in codec.messages.values()]

@@ -10,7 +10,7 @@ import pytest
 from bus.context import EMPTY_DIGEST, TokenContext, context_digest
 from bus.errors import Invalid
 from bus.ids import pack_ids, unpack_ids
-from bus.messages.link import Segment
+from bus.messages.parts import Segment
 
 
 def test_the_empty_digest_is_the_one_of_blake2b_128() -> None:

@@ -6,9 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bus.frames import PART_BYTES
-from bus.messages.link import (
-    GenerateCancel,
-)
+from bus.messages.link import GenerateCancel
 from tests.harness.endpoint_rig import Rig, append, cancel, ends, refusals
 
 

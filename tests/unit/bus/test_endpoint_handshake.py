@@ -11,12 +11,8 @@ from bus.errors import WireError
 from bus.frames import FrameKind, parse_frame
 from bus.ids import Epoch, NodeIdentity, SessionId
 from bus.link import LinkUp, PeerRefused
-from bus.messages.link import (
-    HeadConfirm,
-    Heartbeat,
-    LeaseRef,
-    NodeConfirm,
-)
+from bus.messages.link import HeadConfirm, Heartbeat, NodeConfirm
+from bus.messages.parts import LeaseRef
 from tests.harness.endpoint_rig import Rig, refusals
 from tests.harness.link_identities import head, node, token
 

@@ -6,11 +6,7 @@ import pytest
 
 from bus.frames import PART_BYTES
 from bus.link import LinkDown, LinkLimits, MessageReceived
-from bus.messages.link import (
-    LINK,
-    Goodbye,
-    Heartbeat,
-)
+from bus.messages.link import LINK, Goodbye, Heartbeat
 from tests.harness.endpoint_rig import Rig, append, cancel, ends
 
 

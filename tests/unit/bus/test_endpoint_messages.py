@@ -16,8 +16,8 @@ from bus.messages.link import (
     NodeStatus,
     SessionRevoke,
     TokenEvents,
-    TokenRun,
 )
+from bus.messages.parts import TokenRun
 from tests.harness.endpoint_rig import Rig, append, cancel, ends, refusals
 from tests.harness.link_identities import node
 

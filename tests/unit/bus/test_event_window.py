@@ -6,7 +6,7 @@ import pytest
 
 from bus.event_window import EventWindow
 from bus.ids import pack_ids
-from bus.messages.link import Finish
+from bus.messages.parts import Finish
 
 DONE = Finish(reason="eos")
 

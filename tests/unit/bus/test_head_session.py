@@ -9,14 +9,9 @@ import pytest
 from bus.context import EMPTY_DIGEST, TokenContext, context_digest
 from bus.head_session import GenerationPlan, HeadSession, Verdict
 from bus.ids import Epoch, GenerationId, ModelName, PackedIds, SessionId, pack_ids, unpack_ids
-from bus.messages.link import (
-    AppendContent,
-    Finish,
-    GenerateReq,
-    SamplingParams,
-    SessionAssign,
-    TokenRun,
-)
+from bus.messages.link import AppendContent, GenerateReq, SessionAssign
+from bus.messages.parts import Finish, TokenRun
+from bus.messages.sampling import SamplingParams
 
 EPOCH = Epoch(7)
 GENERATION = GenerationId(70)

@@ -11,13 +11,13 @@ from bus.blob_receiver import BlobReceiver
 from bus.blob_sender import STALL_S
 from bus.ids import CommandId, Epoch, GenerationId, NodeIdentity, SessionId
 from bus.messages.link import (
-    BlobRef,
     GenerateReq,
-    SamplingParams,
     XferAbort,
     XferBegin,
     XferChunk,
 )
+from bus.messages.parts import BlobRef
+from bus.messages.sampling import SamplingParams
 from bus.timers import Timers
 from head.blobs import BlobDesk
 from head.effects import SendLink

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from bus.ids import GenerationId, ModelName, NodeIdentity
-from bus.messages.link import ModelStatus, NodeConfirm
+from bus.messages.link import NodeConfirm
+from bus.messages.parts import ModelStatus
 from head.fleet import Fleet
 from head.placement import place
 from head.snapshot import PlacementRequest

@@ -13,18 +13,20 @@ from bus.messages.api import MARK, encode_body
 from bus.messages.link import (
     AppendContent,
     Declined,
-    Finish,
     GenerateReq,
     LeaseGrant,
-    LeaseRef,
     LeaseRenew,
     NeedFull,
     SessionAssign,
     SessionRevoke,
     TokenEvents,
+    WatermarkAck,
+)
+from bus.messages.parts import (
+    Finish,
+    LeaseRef,
     TokenRun,
     Usage,
-    WatermarkAck,
 )
 from head.effects import TextJob
 from tests.harness.head_bench import ADMITTED_ANSWER, CLIENT, TOY, Bench, run

@@ -14,16 +14,14 @@ from bus.messages.link import (
     GenerateCancel,
     GenerateReq,
     LeaseGrant,
-    LeaseRef,
     LeaseRenew,
     Lost,
-    ModelStatus,
     NodeStatus,
     Refused,
-    Segment,
     SessionAssign,
     SessionRevoke,
 )
+from bus.messages.parts import LeaseRef, ModelStatus, Segment
 from head.rows import PutFinish, PutGeneration, PutTokens, RaiseBoot
 from tests.harness.head_bench import CLIENT, TOY, Bench, run
 

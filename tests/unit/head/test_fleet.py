@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from bus.ids import GenerationId, ModelName, NodeIdentity, WorkerIncarnation
-from bus.messages.link import Heartbeat, ModelStatus, NodeConfirm, NodeStatus, WorkerBeat
+from bus.messages.link import Heartbeat, NodeConfirm, NodeStatus
+from bus.messages.parts import ModelStatus, WorkerBeat
 from head import reports
 from head.fleet import STATUS_CROSSING_S, Fleet
 from head.snapshot import ModelView, NodeView

@@ -13,17 +13,15 @@ from bus.messages.link import (
     AppendContent,
     GenerateCancel,
     GenerateReq,
-    HeldView,
     LeaseGrant,
-    LeaseRef,
     LeaseRenew,
     NeedFull,
     NodeStatus,
     ReconcileAck,
-    Segment,
     SessionAssign,
     SessionRevoke,
 )
+from bus.messages.parts import HeldView, LeaseRef, Segment
 from head.made_sessions import MAX_SESSIONS
 from head.rows import EndSession, PurgeSessions, PutContent, PutSession
 from head.sessions import Session

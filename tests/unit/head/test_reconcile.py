@@ -12,13 +12,11 @@ from bus.ids import CommandId, Epoch, GenerationId, NodeIdentity, SessionId, pac
 from bus.messages.link import (
     AppendContent,
     GenerateReq,
-    HeldView,
-    LeaseRef,
     Reconcile,
     ReconcileAck,
-    ResendView,
     SessionAssign,
 )
+from bus.messages.parts import HeldView, LeaseRef, ResendView
 from head.rows import RaiseBoot, StoredAnswer
 from tests.harness.head_bench import ADMITTED_ANSWER, Bench, run
 

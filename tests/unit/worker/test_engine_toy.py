@@ -16,7 +16,8 @@ from agent.worker.model_runner import ModelRunner
 from agent.worker.scheduler import Emission
 from bus.errors import ConfigInvalid
 from bus.ids import GenerationId, pack_ids
-from bus.messages.link import Finish, SamplingParams, Segment
+from bus.messages.parts import Finish, Segment
+from bus.messages.sampling import SamplingParams
 from bus.messages.worker import Submit
 from tests.harness.models import toy_model_folder
 

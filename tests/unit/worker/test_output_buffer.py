@@ -7,7 +7,7 @@ import pytest
 from agent.worker.output_buffer import OutputBuffer
 from agent.worker.scheduler import Emission
 from bus.ids import GenerationId, pack_ids
-from bus.messages.link import Finish
+from bus.messages.parts import Finish
 from bus.messages.worker import OutputRun
 
 END = Finish(reason="length")

@@ -11,7 +11,8 @@ from agent.models.folder import ModelFolder
 from agent.worker.engine import Engine
 from agent.worker.model_runner import ModelRunner
 from bus.ids import GenerationId, pack_ids
-from bus.messages.link import SamplingParams, Segment
+from bus.messages.parts import Segment
+from bus.messages.sampling import SamplingParams
 from bus.messages.worker import Submit
 from tests.harness.models import smollm2_folder
 

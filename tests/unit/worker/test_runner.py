@@ -13,7 +13,7 @@ from agent.worker.engine import Engine
 from agent.worker.model_runner import ModelRunner
 from agent.worker.runner import REPORT_S, Worker
 from bus.ids import GenerationId, pack_ids
-from bus.messages.link import SamplingParams
+from bus.messages.sampling import SamplingParams
 from bus.messages.worker import UNASKED, WORKER, Output, Ping, Pong, Stop, Submit
 from tests.harness.models import toy_model_folder
 

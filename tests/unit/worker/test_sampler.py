@@ -9,7 +9,7 @@ import pytest
 
 from agent.worker.counter_random import gumbel, least_word, position_state, word, words
 from agent.worker.sampler import Logits, candidates, largest, sample
-from bus.messages.link import SamplingParams
+from bus.messages.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
 

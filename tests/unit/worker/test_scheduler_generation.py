@@ -11,7 +11,7 @@ from agent.worker.scheduler import (
 )
 from bus.errors import ContextLengthExceeded, Internal, Invalid
 from bus.ids import GenerationId
-from bus.messages.link import Finish, Segment, Usage
+from bus.messages.parts import Finish, Segment, Usage
 from tests.harness.scheduler_driver import EOS, NEXT, Driver, submit
 
 

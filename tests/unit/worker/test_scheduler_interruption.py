@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bus.ids import GenerationId
-from bus.messages.link import Finish, Segment, Usage
+from bus.messages.parts import Finish, Segment, Usage
 from tests.harness.scheduler_driver import NEXT, Driver, submit
 
 

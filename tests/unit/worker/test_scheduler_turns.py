@@ -8,7 +8,7 @@ from agent.worker.scheduler import (
     EXTRA_WAITING,
 )
 from bus.errors import QueueFull
-from bus.messages.link import Segment, Usage
+from bus.messages.parts import Segment, Usage
 from tests.harness.scheduler_driver import NEXT, Driver, submit
 
 
