@@ -6,10 +6,11 @@ Not run in tests without a GPU; kept to what the CUDA path needs.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 
 import onnxruntime
 
-from agent.worker.kv_cache import LaneShape
+from agent.worker.kv_cache import LaneShape, SavedLane, check_stretch
 from bus.errors import Internal
 
 
@@ -27,6 +28,7 @@ class CudaSlab:
     def __init__(self, layer_parts: int, lanes: int, lane: LaneShape) -> None:
         self.lane = lane
         self.lanes = lanes
+        self.layout = lane.layout(layer_parts)
         shape = [lanes, lane.kv_heads, lane.max_len, lane.head_dim]
         self._arrays = [
             onnxruntime.OrtValue.ortvalue_from_shape_and_type(shape, lane.dtype, "cuda", 0)
@@ -59,6 +61,37 @@ class CudaSlab:
                 )
             )
         self._check(self._driver.cuCtxSynchronize())
+
+    def read_lane(self, lane: int, tokens: int) -> SavedLane:
+        check_stretch(self, lane, tokens)
+        saved = SavedLane.empty(self.layout, tokens)
+        for host, device, size in self._stretches(lane, saved, tokens):
+            self._check(
+                self._driver.cuMemcpyDtoH_v2(
+                    ctypes.c_void_p(host), ctypes.c_uint64(device), ctypes.c_size_t(size)
+                )
+            )
+        return saved
+
+    def write_lane(self, lane: int, saved: SavedLane, tokens: int) -> None:
+        check_stretch(self, lane, tokens, saved)
+        for host, device, size in self._stretches(lane, saved, tokens):
+            self._check(
+                self._driver.cuMemcpyHtoD_v2(
+                    ctypes.c_uint64(device), ctypes.c_void_p(host), ctypes.c_size_t(size)
+                )
+            )
+        self._check(self._driver.cuCtxSynchronize())
+
+    def _stretches(
+        self, lane: int, saved: SavedLane, tokens: int
+    ) -> Iterator[tuple[int, int, int]]:
+        """Each head of each array: its address on the host, on the device, and its bytes."""
+        token_bytes = self.lane.head_dim * self.lane.dtype.itemsize
+        for part in range(len(self._bases)):
+            for head in range(self.lane.kv_heads):
+                device = self.address(part, lane) + head * self.lane.max_len * token_bytes
+                yield saved.data[part, head].ctypes.data, device, tokens * token_bytes
 
     def _hold_context(self) -> None:
         """Make the primary context, which ONNX Runtime computes in, this thread's."""
