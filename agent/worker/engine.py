@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 
+from agent.worker.draw_state import DrawState
 from agent.worker.model_runner import Logits, ModelRunner
 from agent.worker.sampler import sample
 from agent.worker.scheduler import DecodeStep, Emission, PrefillChunk, Scheduler
@@ -35,6 +36,7 @@ class Engine:
             vocab=runner.folder.signature.vocab,
             eos_ids=runner.folder.eos_ids,
         )
+        self._states: dict[GenerationId, DrawState] = {}
         self._steps = 0
         self._decode_tokens = 0
         self._prefill_tokens = 0
@@ -93,7 +95,11 @@ class Engine:
             except Internal as error:
                 log.error("run_failed error=%s", error)
                 self.scheduler.fail(work, error)
-        return self.scheduler.take_emissions()
+        emissions = self.scheduler.take_emissions()
+        for emission in emissions:
+            if emission.finish is not None:
+                self._states.pop(emission.generation, None)
+        return emissions
 
     def stats(self) -> WorkerStats:
         """Counters since the start, and what holds now."""
@@ -113,7 +119,7 @@ class Engine:
         self._phase = "prefill"
         start = time.perf_counter()
         logits = self.runner.prefill_chunk(chunk.lane, chunk.ids, chunk.past)
-        token = _draw(logits, [chunk.sequence])[0] if chunk.draw else None
+        token = self._draw(logits, [chunk.sequence])[0] if chunk.draw else None
         elapsed_s = time.perf_counter() - start
         self._steps += 1
         self._prefill_tokens += len(chunk.ids)
@@ -129,14 +135,35 @@ class Engine:
         if len(step.drawing) < len(step.ids):
             logits = logits[step.drawing]
         drawing = [s for row in step.drawing if (s := step.rows[row]) is not None]
-        tokens = _draw(logits, drawing) if drawing else []
+        tokens = self._draw(logits, drawing) if drawing else []
         elapsed_s = time.perf_counter() - start
         self._steps += 1
         self._decode_tokens += len(step.rows) - step.rows.count(None)
         self._decode_busy_s += elapsed_s
         self.scheduler.commit_step(step, tokens, now=now + elapsed_s, elapsed_s=elapsed_s)
 
+    def _draw(self, logits: Logits, sequences: list[Sequence]) -> list[int | None]:
+        states = [self._state_of(sequence) for sequence in sequences]
+        # The token to draw stands right after the known ones: a step's logits are used only then.
+        tokens = [
+            drawn.token for drawn in sample(logits, states, [len(s.tokens) for s in sequences])
+        ]
+        for state, token in zip(states, tokens, strict=True):
+            if token is not None:
+                state.take(token)
+        return tokens
 
-def _draw(logits: Logits, sequences: list[Sequence]) -> list[int | None]:
-    # The token to draw stands right after the known ones: a step's logits are used only then.
-    return sample(logits, [s.sampling for s in sequences], [len(s.tokens) for s in sequences])
+    def _state_of(self, sequence: Sequence) -> DrawState:
+        state = self._states.get(sequence.generation)
+        if state is None:
+            state = self._states[sequence.generation] = DrawState(
+                sequence.sampling,
+                vocab=self.runner.folder.signature.vocab,
+                eos_ids=self.runner.folder.eos_ids,
+                special_ids=frozenset(),
+                prompt=sequence.tokens[: sequence.prompt_tokens],
+                generated=sequence.tokens[sequence.prompt_tokens :],
+                vocabulary=tuple,
+                grammar=None,
+            )
+        return state

@@ -1,13 +1,13 @@
 """Next tokens from logits, for all rows of a batch.
 
-Order: temperature, then what stays a candidate (top-k, min-p, top-p), then the draw. All three
-cuts keep a head of the tokens in falling order of probability, so they can be taken in any order;
-min-p and top-p are measured against the softmax over the whole vocabulary. Equal logits rank by
-the lower token id.
+Order: grammar mask, logit bias, penalties (a `DrawState` does these three), temperature, then what
+stays a candidate (top-k, min-p, top-p), then the draw. All three cuts keep a head of the tokens in
+falling order of probability, so they can be taken in any order; min-p and top-p are measured
+against the softmax over the whole vocabulary. Equal logits rank by the lower token id.
 
 The draw is an argmax over candidates of `logit / temperature + Gumbel(seed, position, token)`,
 which is a draw from the softmax over the candidates. A row's result depends on nothing but its
-own logits, parameters and position: not on its neighbours, nor on what was drawn before.
+own logits, state and position: not on its neighbours, nor on its place among them.
 
 Source: Gumbel, "Statistical theory of extreme values", 1954 (the Gumbel-max trick).
 """
@@ -15,6 +15,7 @@ Source: Gumbel, "Statistical theory of extreme values", 1954 (the Gumbel-max tri
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,46 +27,87 @@ from agent.worker.counter_random import (
     least_word,
     position_state,
 )
+from agent.worker.draw_state import DrawState
+from agent.worker.logprobs import record
+from agent.worker.ranking import floor_of_largest, largest
+from bus.errors import ConstraintInvalid, Internal, Invalid, SuperfluidError
 from bus.messages.sampling import SamplingParams
 
 Logits = npt.NDArray[np.float32]
 
-#: Temperatures below are argmax: float32 can not hold logits divided by less.
-GREEDY_BELOW = 1e-6
+NON_FINITE_LOGITS = (
+    "the model gave logits that are no numbers; if it does so again, check the model folder with "
+    "`sfctl model ls` or import the model again"
+)
+NOTHING_ALLOWED = (
+    "the constraint allows no token at this place of the answer; "
+    "change the schema or grammar so that this model's tokens can go on"
+)
+OUT_OF_RANGE = "penalties and logit bias took the logits out of range; use smaller ones"
 
 #: Scaled logits from here on are looked at first; the best has 0.
 _LIKELY = -8.0
-#: Values in a group of which one maximum is kept while looking for the largest.
-_GROUP = 32
 #: More than float32 logarithms and sums are off by.
 _ROUNDING = np.float32(0.01)
 
 
-def sample(
-    logits: Logits, params: Sequence[SamplingParams], positions: Sequence[int]
-) -> list[int | None]:
-    """One token for each row.
+class Drawn(NamedTuple):
+    """What one row gave.
+
+    Attributes:
+        token: the id; None when there is an error.
+        logprobs: its record when the request asks for one, else empty; see `logprobs.record`.
+        error: why there is no token.
+    """
+
+    token: int | None
+    logprobs: bytes = b""
+    error: SuperfluidError | None = None
+
+
+def sample(logits: Logits, states: Sequence[DrawState], positions: Sequence[int]) -> list[Drawn]:
+    """One token for each row. A row that can not be drawn says why and harms no other.
 
     Args:
-        logits: float32 `[B, vocab]`.
-        params: of each row.
+        logits: float32 `[B, vocab]`; not changed.
+        states: of each row; they are not advanced.
         positions: of the token to draw in each row, counted from the start of its context.
-
-    Returns:
-        A token id for each row; None where logits are NaN, +infinity, or all -infinity.
     """
     best = logits.argmax(axis=1)
     # argmax stops at a NaN and finds +infinity, so this one value tells about the whole row.
-    finite = np.isfinite(logits[np.arange(len(best)), best])
-    tokens: list[int | None] = []
-    for row, (token, rule) in enumerate(zip(best.tolist(), params, strict=True)):
-        if not finite[row]:
-            tokens.append(None)
-        elif rule.temperature < GREEDY_BELOW:
-            tokens.append(token)
-        else:
-            tokens.append(_draw(logits[row], token, rule, positions[row]))
-    return tokens
+    finite = np.isfinite(logits[np.arange(len(best)), best]).tolist()
+    return [
+        _sample_row(logits[row], token, state, positions[row])
+        if finite[row]
+        else Drawn(None, b"", state.error or Internal(NON_FINITE_LOGITS))
+        for row, (token, state) in enumerate(zip(best.tolist(), states, strict=True))
+    ]
+
+
+def _sample_row(logits: Logits, best: int, state: DrawState, position: int) -> Drawn:
+    """Draw from a row whose largest logit, at `best`, is finite."""
+    if state.error is not None:
+        return Drawn(None, b"", state.error)
+    if state.adjusts:
+        if len(logits) != state.vocab:
+            return Drawn(None, b"", _wrong_width(len(logits), state.vocab))
+        logits = state.adjusted(logits)
+        best = int(logits.argmax())
+        if not np.isfinite(logits[best]):
+            forbidden = logits[best] == -np.inf
+            error = ConstraintInvalid(NOTHING_ALLOWED) if forbidden else Invalid(OUT_OF_RANGE)
+            return Drawn(None, b"", error)
+    params = state.params
+    token = best if state.greedy else _draw(logits, best, params, position)
+    if not params.logprobs:
+        return Drawn(token)
+    return Drawn(token, record(logits, best, token, params.logprobs - 1))
+
+
+def _wrong_width(width: int, vocab: int) -> Internal:
+    return Internal(
+        f"the model gave {width} logits and its vocabulary has {vocab}; import the model again"
+    )
 
 
 def _draw(logits: Logits, best: int, rule: SamplingParams, position: int) -> int:
@@ -118,7 +160,7 @@ def candidates(scaled: Logits, rule: SamplingParams) -> Ids | None:
         total = float(np.exp(scaled).sum(dtype=np.float64))
         floor = max(floor, _nucleus_floor(total, rule.top_p, len(scaled)))
     if rule.top_k:
-        floor = max(floor, _floor_of_largest(scaled, rule.top_k))
+        floor = max(floor, floor_of_largest(scaled, rule.top_k))
     ids = np.flatnonzero(scaled >= floor)
     count = min(rule.top_k or len(ids), len(ids))
     if rule.top_p < 1.0:
@@ -131,27 +173,3 @@ def _nucleus_floor(total: float, top_p: float, vocab: int) -> np.float32:
     """Below this, `vocab` tokens together have less than what top-p leaves out."""
     left_out = max((1.0 - top_p) * total / vocab, float(np.finfo(np.float32).tiny))
     return np.float32(np.log(left_out)) - _ROUNDING
-
-
-def _floor_of_largest(values: Logits, count: int) -> np.float32:
-    """A value that at least `count` values reach, close to the `count`-th largest.
-
-    The values are dealt into groups; `count` groups have a maximum at or above the `count`-th
-    largest maximum.
-    """
-    groups = len(values) // _GROUP
-    if count > groups:
-        return np.float32(-np.inf)
-    maxima = values[: groups * _GROUP].reshape(_GROUP, groups).max(axis=0)
-    floor: np.float32 = np.partition(maxima, -count)[-count]
-    return floor
-
-
-def largest(values: Logits, count: int) -> Ids:
-    """Indices of the `count` largest values, among equals the lower index; in no promised order."""
-    if count >= len(values):
-        return np.arange(len(values))
-    border = np.partition(values, -count)[-count]
-    above = np.flatnonzero(values > border)
-    ties = np.flatnonzero(values == border)
-    return np.concatenate((above, ties[: count - len(above)]))

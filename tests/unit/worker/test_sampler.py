@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from agent.worker.counter_random import gumbel, least_word, position_state, word, words
-from agent.worker.sampler import Logits, candidates, largest, sample
+from agent.worker.ranking import largest
+from agent.worker.sampler import Logits, candidates
+from agent.worker.sampler import sample as sample_rows
 from bus.messages.sampling import SamplingParams
+from tests.harness.draw_states import make_state
 
 GREEDY = SamplingParams(temperature=0.0)
+
+
+def sample(
+    logits: Logits, params: Sequence[SamplingParams], positions: Sequence[int]
+) -> list[int | None]:
+    """The tokens that states of nothing but `params` give."""
+    states = [make_state(rule, logits.shape[1]) for rule in params]
+    return [drawn.token for drawn in sample_rows(logits, states, positions)]
 
 
 def logits_of(*probabilities: float) -> Logits:
