@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 
 from agent.models.blocks import FloatArray
 from agent.models.folder import ModelFolder, SelfTest, Signature
+from agent.models.onnx_runtime import onnxruntime
 from bus.errors import ModelIncomplete
 
 #: How far below the best the expected token's logit may be. Rounding activations to int8 moves

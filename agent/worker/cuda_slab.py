@@ -8,8 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 
-import onnxruntime
-
+from agent.models.onnx_runtime import onnxruntime
 from agent.worker.kv_cache import LaneShape, SavedLane, check_stretch
 from bus.errors import Internal
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
 
 from agent.models import selftest
 from agent.models.folder import ModelFolder
+from agent.models.onnx_runtime import onnxruntime
 from agent.worker.kv_cache import (
     DEFAULT_KV_BYTES,
     DEFAULT_LANES,

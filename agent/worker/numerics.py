@@ -6,9 +6,8 @@ import hashlib
 import platform
 from pathlib import Path
 
-import onnxruntime
-
 from agent.models.folder import ModelFolder
+from agent.models.onnx_runtime import onnxruntime
 from agent.worker.kv_cache import LaneShape
 from agent.worker.provider import Target
 from bus.ids import NumericsId

@@ -14,9 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import onnxruntime
-
 from agent.models.folder import ModelFolder
+from agent.models.onnx_runtime import onnxruntime
 from bus.errors import StartError
 
 CPU_PROVIDER = "CPUExecutionProvider"
