@@ -10,6 +10,7 @@ OOPSLA 2014. Its n-th output is `mix(state + n * GAMMA)`, so any of them costs t
 from __future__ import annotations
 
 import math
+import threading
 from functools import lru_cache
 
 import numpy as np
@@ -22,6 +23,8 @@ GAMMA = 0x9E3779B97F4A7C15
 _MULTIPLIER_1 = 0xBF58476D1CE4E5B9
 _MULTIPLIER_2 = 0x94D049BB133111EB
 _MASK = 2**64 - 1
+#: Words computed at a time: two blocks fit the cache of a core.
+_BLOCK = 32768
 
 
 def word(state: int, index: int) -> int:
@@ -45,23 +48,53 @@ def words(state: int, indices: Ids) -> Words:
     z = indices.astype(np.uint64)
     z += np.uint64(1)
     z *= np.uint64(GAMMA)
-    return _mixed(z, state)
-
-
-def first_words(state: int, count: int) -> Words:
-    """The outputs of indices 0 to `count - 1`."""
-    return _mixed(_multiples(count).copy(), state)
-
-
-def _mixed(z: Words, state: int) -> Words:
-    """`mix(z + state)`, in the place of `z`."""
     z += np.uint64(state)
-    z ^= z >> np.uint64(30)
-    z *= np.uint64(_MULTIPLIER_1)
-    z ^= z >> np.uint64(27)
-    z *= np.uint64(_MULTIPLIER_2)
-    z ^= z >> np.uint64(31)
+    spare = np.empty_like(z)
+    _mix_all_but_last(z, spare)
+    _xor_shifted(z, 31, spare)
     return z
+
+
+class _Scratch(threading.local):
+    """Each thread's two blocks: fresh ones would cost more in page faults than the arithmetic."""
+
+    def __init__(self) -> None:
+        self.blocks = np.empty((2, _BLOCK), np.uint64)
+
+
+_scratch = _Scratch()
+
+
+def indices_from(state: int, count: int, least: int) -> Ids:
+    """The indices below `count` whose word is at least `least`, ascending, and maybe others.
+
+    The last step of the mix leaves a word's high 31 bits as they are, so it is left out, and only
+    those bits are compared.
+    """
+    border = np.uint64(least >> 33 << 33)
+    multiples = _multiples(count)
+    z, spare = _scratch.blocks
+    found = []
+    for start in range(0, count, _BLOCK):
+        stop = min(start + _BLOCK, count)
+        block, other = z[: stop - start], spare[: stop - start]
+        np.add(multiples[start:stop], np.uint64(state), out=block)
+        _mix_all_but_last(block, other)
+        found.append(np.flatnonzero(block >= border) + start)
+    return np.concatenate(found)
+
+
+def _mix_all_but_last(z: Words, spare: Words) -> None:
+    """In the place of `z`; `spare` is as large."""
+    _xor_shifted(z, 30, spare)
+    z *= np.uint64(_MULTIPLIER_1)
+    _xor_shifted(z, 27, spare)
+    z *= np.uint64(_MULTIPLIER_2)
+
+
+def _xor_shifted(z: Words, bits: int, spare: Words) -> None:
+    np.right_shift(z, np.uint64(bits), out=spare)
+    z ^= spare
 
 
 @lru_cache(maxsize=2)

@@ -32,9 +32,14 @@ Bits = npt.NDArray[np.uint32]
 #: Temperatures below are argmax: float32 can not hold logits divided by less.
 GREEDY_BELOW = 1e-6
 
+#: For each byte of a mask what the logits of its eight tokens may be at most.
+_LIMITS = np.where(
+    np.arange(256)[:, None] >> np.arange(8) & 1, np.float32(np.inf), np.float32(-np.inf)
+)
+
 #: Least and greatest of parameters that would break arithmetic; messages are checked already.
 _RANGES = {
-    "temperature": (0.0, math.inf),
+    "temperature": (0.0, 1e4),
     "top_k": (0, math.inf),
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
@@ -108,11 +113,13 @@ class DrawState:
     __slots__ = (
         "_biased",
         "_biases",
+        "_changes",
         "_ends",
         "_eos",
         "_generated",
         "_grammar",
         "_penalties",
+        "_plain",
         "_stop_ids",
         "_text",
         "error",
@@ -154,16 +161,20 @@ class DrawState:
         if stops:
             self._text = AnswerText(vocabulary(), special_ids, stops, params.min_tokens)
             self._text.push(generated)
+        self._changes = grammar is not None or self._penalties is not None or len(self._biased) > 0
+        self._plain = (
+            self.greedy and not self._changes and not params.logprobs and self.error is None
+        )
 
     @property
     def adjusts(self) -> bool:
         """Whether the next token's logits are changed before the draw."""
-        return (
-            self._grammar is not None
-            or self._penalties is not None
-            or len(self._biased) > 0
-            or self._generated < self.params.min_tokens
-        )
+        return self._changes or self._generated < self.params.min_tokens
+
+    @property
+    def plain(self) -> bool:
+        """Whether the next token is the argmax of the logits and no more is wanted."""
+        return self._plain and self._generated >= self.params.min_tokens
 
     def adjusted(self, logits: Logits) -> Logits:
         """The logits after grammar mask, ends forbidden by `min_tokens`, bias and penalties.
@@ -181,10 +192,11 @@ class DrawState:
             out[self._ends] = -np.inf
             if mask is not None and out.max() == -np.inf:
                 out[self._ends] = allowed
-        if len(self._biased):
-            out[self._biased] += self._biases
-        if self._penalties is not None:
-            self._penalties.apply(out)
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller looks at what came out
+            if len(self._biased):
+                out[self._biased] += self._biases
+            if self._penalties is not None:
+                self._penalties.apply(out)
         return out
 
     def take(self, token: int) -> Taken:
@@ -212,10 +224,12 @@ class DrawState:
 
 def _masked(logits: Logits, mask: Bits) -> Logits:
     """A copy with -infinity where the mask has 0, or ends."""
-    bits = mask.astype("<u4", copy=False).view(np.uint8)
-    # A mask that is too short is filled up with 0: ids that its tokenizer does not have.
-    allowed = np.unpackbits(bits, bitorder="little", count=len(logits)).view(np.bool_)
-    return np.where(allowed, logits, np.float32(-np.inf))
+    limits = np.take(_LIMITS, mask.astype("<u4", copy=False).view(np.uint8), axis=0).reshape(-1)
+    if len(limits) < len(logits):  # ids that the grammar's tokenizer does not have
+        missing = np.full(len(logits) - len(limits), -np.inf, np.float32)
+        limits = np.concatenate((limits, missing))
+    masked: Logits = np.minimum(logits, limits[: len(logits)])
+    return masked
 
 
 def _biases_of(params: SamplingParams) -> tuple[Ids, Logits]:

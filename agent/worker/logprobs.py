@@ -49,7 +49,9 @@ def _log_softmax(logits: Logits, best: int, ids: Ids) -> npt.NDArray[np.float64]
     """Of `ids` alone, clamped to `LEAST_LOGPROB` and 0."""
     top = logits[best]
     with np.errstate(over="ignore"):  # far below the best: -infinity is what is meant
-        total = float(np.exp(logits - top).sum(dtype=np.float64))
+        weights = logits - top
+    np.exp(weights, out=weights)
+    total = float(weights.sum())
     chances = logits[ids].astype(np.float64) - float(top) - np.log(total)
     return np.asarray(np.clip(chances, LEAST_LOGPROB, 0.0), np.float64)
 
