@@ -5,12 +5,11 @@ VENV ?= .venv
 STATE ?= .superfluid
 # Extra words for pip, such as -c constraints.txt for the versions that CI tests with.
 PIP_FLAGS ?=
-# How long `make fuzz` runs, and its seed; an empty one is drawn.
+# How long `make fuzz` runs, and how many runs `make sim` does.
 SECONDS ?= 60
-SEED ?=
-# How many runs of the simulator, and the first one's seed.
 RUNS ?= 4000
-SEED ?= 1
+# The seed of both: `make fuzz` draws one when it is empty, `make sim` begins with 1.
+SEED ?=
 # Extra words for pytest, such as -k NAME.
 TEST_FLAGS ?=
 
@@ -76,7 +75,7 @@ unit: $(STAMP_DEV)
 test: lint unit
 
 sim: $(STAMP_DEV)
-	@$(BIN)/python -m tests.sim --runs $(RUNS) --seed $(SEED)
+	@$(BIN)/python -m tests.sim --runs '$(or $(RUNS),4000)' --seed '$(or $(SEED),1)'
 
 mutants: $(STAMP_DEV)
 	@$(BIN)/python -m tests.sim --mutants
