@@ -17,10 +17,11 @@ from bus.client_address import api_address
 from bus.state import StateFolder
 
 _NAME = "sfctl"
-#: Our commands in a sentence; not those that it says belong on another machine.
+#: Our commands in a sentence; not those that it says belong on another machine, and none that
+#: has its program's path already.
 _COMMAND = re.compile(
     r"(?<!on the head with: )(?<!on the head's machine too: )"
-    r"\bsfctl ((?:up|down|logs|status|node|model|run|chat|attach|token|doctor|demo)\b)"
+    r"(?<![\w/.-])sfctl ((?:up|down|logs|status|node|model|run|chat|attach|session|token|doctor|demo)\b)"
     r"(?![^`]*` on its machine)"
 )
 

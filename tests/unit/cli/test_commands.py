@@ -55,3 +55,26 @@ def test_a_sentence_of_ours_can_be_pasted(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["pytest"])
     assert CliContext(Path("s"), None, None).pasteable(said) == (shown or said)
+
+
+@pytest.mark.parametrize("typed", [".venv/bin/sfctl", "./sfctl", "../a/sfctl", "/opt/x/sfctl"])
+@pytest.mark.parametrize("state", [None, Path("s"), Path("/a b")])
+def test_a_command_that_is_pasteable_already_stays(
+    typed: str, state: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr(sys, "argv", [typed])
+    context = CliContext(state, None, None)
+    text = f"look with: {context.command('status')}  end with: {context.command('down')}"
+    assert context.pasteable(text) == text
+
+
+def test_one_on_the_path_that_is_pasteable_already_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sfctl").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "sfctl")])
+    for state in (None, Path("s")):
+        text = CliContext(state, None, None).command("up")
+        assert CliContext(state, None, None).pasteable(text) == text
