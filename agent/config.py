@@ -59,11 +59,13 @@ class WorkerSection:
     """Every worker process.
 
     0 threads means the usable cores divided over this host's workers; a limit of 0 is none.
+    `kv_host_bytes` 0 saves no prefixes and lets no request take another's lane.
     """
 
     device: Annotated[str, OneOf(frozenset({"auto", "cuda", "cpu"}))] = "auto"
     lanes: Annotated[int, Range(1, 1024)] = 8
     kv_bytes: Annotated[int, Range(1 << 20, 1 << 50)] = 1 << 30
+    kv_host_bytes: Annotated[int, Range(0, 1 << 50)] = 512 << 20
     threads: Annotated[int, Range(0, 1024)] = 0
     ping_interval_s: Interval = 5.0
     load_limit_s: Seconds = 1800.0

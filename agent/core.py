@@ -246,6 +246,8 @@ class AgentCore:
 
     def _worker_pong(self, found: ServedModel, message: worker.Pong, now: float) -> None:
         found.counted(message.stats)
+        if message.nonce != worker.UNASKED:
+            found.prefixes = message.prefixes
 
     def _worker_failed(self, found: ServedModel, message: worker.Failed, now: float) -> None:
         found.said(message)

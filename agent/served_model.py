@@ -39,6 +39,8 @@ class ServedModel:
     ready: Ready | None = None
     stats: WorkerStats = WorkerStats()
     meter: RateMeter = field(default_factory=RateMeter)
+    #: Digests of prefixes that the worker holds, as it last said.
+    prefixes: tuple[bytes, ...] = ()
     #: Why the last worker ended; kept until one is ready.
     problem: str = ""
     #: Code of the error that the last worker named; empty when it just ended.
@@ -56,6 +58,7 @@ class ServedModel:
         self.incarnation = incarnation
         self.ready = None
         self.stats = WorkerStats()
+        self.prefixes = ()
         self.last_words = None
         self.is_hung = False
         self.meter.restart()
@@ -93,6 +96,7 @@ class ServedModel:
         self.ready = None
         self.incarnation = NO_WORKER
         self.stats = WorkerStats()
+        self.prefixes = ()
         self.problem = said.message if said else reason
         self.problem_code = said.code if said else ""
 
@@ -135,6 +139,7 @@ class ServedModel:
             numerics=self.ready.numerics,
             worker=self.incarnation,
             device=self.ready.device,
+            prefixes=self.prefixes,
             worker_phase=common.worker_phase,
             steps=self.stats.steps,
         )

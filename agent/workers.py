@@ -72,6 +72,7 @@ class Workers:
                 "--device": section.device,
                 "--lanes": section.lanes,
                 "--kv-bytes": section.kv_bytes,
+                "--kv-host-bytes": section.kv_host_bytes,
                 "--threads": threads,
                 "--log-level": log_level,
             }

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent.worker.kv_cache import DEFAULT_KV_BYTES, DEFAULT_LANES
+from agent.worker.transfers import DEFAULT_HOST_KV_BYTES
 from bus.errors import Internal, SuperfluidError
 from bus.ids import WorkerIncarnation
 from bus.log import EventLog, LogConfig, setup_logging
@@ -61,7 +62,9 @@ def _serve(options: argparse.Namespace, pipe: WorkerPipe) -> None:
     )
     runner.self_test()
     load_s = time.perf_counter() - start
-    worker = Worker(pipe, Engine(runner), now)
+    text = TextModel.open(folder.path)
+    engine = Engine(runner, host_kv_bytes=options.kv_host_bytes, text=text)
+    worker = Worker(pipe, engine, now)
     worker.post(
         Ready(
             worker=WorkerIncarnation(options.incarnation),
@@ -69,7 +72,7 @@ def _serve(options: argparse.Namespace, pipe: WorkerPipe) -> None:
             lanes=options.lanes,
             kv_total_tokens=options.lanes * runner.window,
             numerics=runner.numerics,
-            tokenizer_digest=TextModel.open(folder.path).digest,
+            tokenizer_digest=text.digest,
             device=runner.target.description[:64],
             load_s=load_s,
         )
@@ -97,15 +100,29 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     parser.add_argument("--lanes", type=_at_least_one, default=DEFAULT_LANES)
     parser.add_argument("--kv-bytes", type=_at_least_one, default=DEFAULT_KV_BYTES)
+    parser.add_argument(
+        "--kv-host-bytes",
+        type=_at_least_zero,
+        default=DEFAULT_HOST_KV_BYTES,
+        help="memory for saved prefixes and preempted lanes; 0: neither",
+    )
     parser.add_argument("--threads", type=int, default=0, help="0: all that it may use")
     parser.add_argument("--log-level", default="info")
     return parser
 
 
 def _at_least_one(text: str) -> int:
+    return _at_least(text, 1)
+
+
+def _at_least_zero(text: str) -> int:
+    return _at_least(text, 0)
+
+
+def _at_least(text: str, least: int) -> int:
     number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is below 1")
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{number} is below {least}")
     return number
 
 

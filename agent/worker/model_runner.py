@@ -8,6 +8,7 @@ the last one only writes the arrays and runs.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ from agent.worker.kv_cache import (
 )
 from agent.worker.numerics import numerics_id
 from agent.worker.provider import Target, check_provider, choose_target, preload_cuda
-from agent.worker.scheduler import MAX_CHUNK_TOKENS
+from agent.worker.turns import MAX_CHUNK_TOKENS
 from bus.errors import Internal, ModelIncomplete
 
 Logits = npt.NDArray[np.float32]
@@ -78,6 +79,11 @@ class ModelRunner:
         self.numerics = numerics_id(folder, self.target, lane)
         self._chunk = _Binding(self.session, self.slab, figures.vocab, 1, MAX_CHUNK_TOKENS)
         self._step = _Binding(self.session, self.slab, figures.vocab, lanes, 1)
+
+    @property
+    def run_s(self) -> float:
+        """Seconds inside ONNX Runtime so far."""
+        return self._chunk.run_s + self._step.run_s
 
     @property
     def window(self) -> int:
@@ -159,6 +165,7 @@ class _Binding:
         self._longest = np.zeros((), np.int32)
         self._logits = np.empty((batch, vocab), np.float32)
         self._inputs: list[tuple[str, npt.NDArray[Any]]] = []
+        self.run_s = 0.0
 
     def bind_rows(self, lane: int, batch: int, length: int) -> None:
         """Bind lanes `lane` to `lane + batch - 1` and `length` tokens of each, if not bound yet."""
@@ -188,10 +195,13 @@ class _Binding:
         if self._slab.device != "cpu":
             # Binding is what copies to the device.
             self._bind_inputs()
+        start = time.perf_counter()
         try:
             self._session.run_with_iobinding(self._binding)
         except Exception as error:  # its errors share no narrower base
             raise Internal(f"ONNX Runtime failed in a run: {error}") from error
+        finally:
+            self.run_s += time.perf_counter() - start
         return self._logits[:batch]
 
     def _bind_inputs(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from agent.worker.scheduler import Emission
+from agent.worker.work import Emission
 from bus.ids import GenerationId, pack_ids
 from bus.messages.parts import Finish
 from bus.messages.worker import OutputRun
@@ -24,6 +24,7 @@ FLUSH_AFTER_STEPS = 2
 class _Pending:
     first_index: int
     ids: list[int] = field(default_factory=list)
+    logprobs: list[bytes] = field(default_factory=list)
     finish: Finish | None = None
 
 
@@ -45,6 +46,7 @@ class OutputBuffer:
             pending = self._pending[emission.generation] = _Pending(emission.index)
         if emission.token is not None:
             pending.ids.append(emission.token)
+            pending.logprobs.append(emission.logprobs)
         pending.finish = emission.finish
         first = emission.index == 0
         self._urgent |= first or emission.finish is not None or len(pending.ids) >= FLUSH_TOKENS
@@ -68,6 +70,7 @@ class OutputBuffer:
                 first_index=pending.first_index,
                 ids=pack_ids(pending.ids),
                 finish=pending.finish,
+                logprobs=b"".join(pending.logprobs),
             )
             for generation, pending in self._pending.items()
         )

@@ -16,7 +16,7 @@ from agent.worker.engine import Engine
 from agent.worker.output_buffer import OutputBuffer
 from bus.errors import DecodeError, Invalid, SuperfluidError
 from bus.log import EventLog
-from bus.messages.parts import Finish
+from bus.messages.parts import Finish, Usage
 from bus.messages.worker import (
     UNASKED,
     WORKER,
@@ -37,8 +37,13 @@ log = EventLog(__name__)
 
 #: How long to wait for a message before sending to a full pipe is tried again.
 SEND_RETRY_S = 0.005
+#: How often to see whether a grammar is built, when there is nothing else to do.
+GRAMMAR_POLL_S = 0.005
 #: While there is work, the agent is told of progress at least this often, between two turns.
 REPORT_S = 1.0
+NO_FILES = "this model takes no files; leave blobs out, or choose a model that does"
+#: Faults of these, and those without a parameter, may be none on another node.
+_OF_THE_CONTEXT = frozenset({None, "", "prompt", "prompt_tokens", "segments"})
 
 
 class Pipe(Protocol):
@@ -111,8 +116,10 @@ class Worker:
         if not self._engine.idle:
             return 0.0
         due = self._buffer.due_at(self._engine.step_s)
-        times = [at for at in (due, self._engine.next_deadline()) if at is not None]
-        return max(0.0, min(times) - self._clock()) if times else None
+        now = self._clock()
+        poll = now + GRAMMAR_POLL_S if self._engine.building else None
+        times = [at for at in (due, self._engine.next_deadline(), poll) if at is not None]
+        return max(0.0, min(times) - now) if times else None
 
     def _receive(self, wait_s: float | None) -> None:
         data = self._pipe.recv(wait_s)
@@ -136,11 +143,12 @@ class Worker:
             case Cancel():
                 self._engine.cancel(message.generation)
             case Pause():
-                self._engine.pause(message.generation)
+                self._engine.pause(message.generation, self._clock())
             case Resume():
                 self._engine.resume(message.generation)
             case Ping():
-                self.post(Pong(nonce=message.nonce, stats=self._engine.stats()))
+                stats, prefixes = self._engine.stats(), self._engine.prefix_digests()
+                self.post(Pong(nonce=message.nonce, stats=stats, prefixes=prefixes))
             case Stop():
                 self._stopped = True
             case _:
@@ -148,30 +156,39 @@ class Worker:
 
     def _submit(self, submit: Submit) -> None:
         if submit.files:
-            self._refuse_files(submit)
+            self._refuse(submit, Invalid(NO_FILES, param="blobs"))
             return
         try:
             self._engine.submit(submit, self._clock())
         except SuperfluidError as error:
-            self.post(
-                Rejected(
-                    generation=submit.generation,
-                    code=error.code,
-                    message=error.message,
-                    param=error.param or "",
-                    length=error.details.get("length", 0),
-                    max=error.details.get("max", 0),
-                )
-            )
+            if error.param in _OF_THE_CONTEXT:
+                self._reject(submit, error)
+            else:
+                self._refuse(submit, error)
         else:
             self.post(Accepted(generation=submit.generation))
 
-    def _refuse_files(self, submit: Submit) -> None:
+    def _reject(self, submit: Submit, error: SuperfluidError) -> None:
+        """Not here and now: another node may have the window or the room."""
+        self.post(
+            Rejected(
+                generation=submit.generation,
+                code=error.code,
+                message=error.message,
+                param=error.param or "",
+                length=error.details.get("length", 0),
+                max=error.details.get("max", 0),
+            )
+        )
+
+    def _refuse(self, submit: Submit, error: SuperfluidError) -> None:
+        """Nowhere: what the request asks for can not be done with this model."""
         finish = Finish(
             reason="refused",
-            error_code=Invalid.code,
-            message="this model takes no files; leave blobs out, or choose a model that does",
-            param="blobs",
+            error_code=error.code,
+            message=error.message,
+            param=error.param or "",
+            usage=Usage(prompt_tokens=submit.prompt_tokens),
         )
         run = OutputRun(generation=submit.generation, first_index=0, finish=finish)
         self.post(Accepted(generation=submit.generation))

@@ -9,6 +9,9 @@ Spans matter for exactness: a chunk and a step round differently, chunks of any 
 alike, steps alike in any batch. Feeding a context again the way it was fed first gives the same
 bits. Neighbouring chunk spans count as one, so that none of a single token is left; a prompt of
 one token alone is a chunk of one, which is the same run as a step.
+
+A sequence may begin with keys and values that others computed (`reuse`), lose its lane and get
+one again (`preemption`), or begin anew (`rewind`): in each case it goes on from `computed`.
 """
 
 from __future__ import annotations
@@ -16,19 +19,16 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
+from agent.worker.spans import Spans, make_spans
 from bus.errors import SuperfluidError
 from bus.ids import GenerationId, unpack_ids
-from bus.messages.parts import Finish, Segment, Usage
-from bus.messages.sampling import SamplingParams
+from bus.messages.parts import Finish, Usage
 from bus.messages.worker import Submit
 
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A stretch of the context up to, not including, token `stop`."""
-
-    stop: int
-    by_step: bool
+#: Classes are 0 (interactive) to 3 (background); what lies above counts as the lowest.
+LOWEST_CLASS = 3
+#: More than any context has.
+ALL_TOKENS = 1 << 40
 
 
 @dataclass(slots=True)
@@ -36,7 +36,10 @@ class Sequence:
     """One generation. Owned and changed by the scheduler alone.
 
     Attributes:
-        arrival: rank among all submits, for first come first served.
+        arrival: rank among all submits.
+        qos: class, 0 to 3, lower first.
+        exact: take over nothing that was computed in another way.
+        salt: prefixes are shared only with sequences of the same.
         tokens: context and what was generated.
         spans: cover the context in order, kinds alternating.
         token_limit: length of `tokens` at which it ends with `length`.
@@ -46,11 +49,17 @@ class Sequence:
     generation: GenerationId
     arrival: int
     tokens: array[int]
-    spans: tuple[Span, ...]
-    sampling: SamplingParams
+    spans: Spans
     prompt_tokens: int
     token_limit: int
     deadline_s: float | None
+    qos: int
+    exact: bool
+    salt: bytes
+    #: Since when it waits for its next token without having a turn; None while it decodes.
+    waits_since: float | None
+    #: Its grammar is being compiled.
+    held: bool = False
     #: Length of `tokens` at the start; what follows was generated here.
     context_tokens: int = field(init=False)
     #: 0 <= computed < len(tokens), but for an instant inside a commit.
@@ -60,6 +69,19 @@ class Sequence:
     paused: bool = False
     #: Index into `spans` of the span with token `computed`; len(spans) beyond the context.
     span: int = 0
+    #: Tokens of the prompt that were taken over and not computed.
+    cached: int = 0
+    #: Leading tokens whose keys and values are, bit by bit, what it would have computed itself.
+    exact_tokens: int = ALL_TOKENS
+    #: Where its keys and values are in host memory while it is preempted.
+    saved: int | None = None
+    #: It is not preempted before this time, or before this many tokens are computed.
+    safe_until_s: float = 0.0
+    safe_until_tokens: int = 0
+    paused_since: float = 0.0
+    #: Hashes of its full blocks as far as they were asked for.
+    hashes: list[bytes] = field(default_factory=list)
+    _waited_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.context_tokens = len(self.tokens)
@@ -79,6 +101,20 @@ class Sequence:
         """Tokens left of the current span."""
         return self.spans[self.span].stop - self.computed
 
+    def waited_s(self, now: float) -> float:
+        """Seconds that it has waited in all: for its first token, and while preempted."""
+        return self._waited_s + (0.0 if self.waits_since is None else now - self.waits_since)
+
+    def wait(self, now: float) -> None:
+        """It waits from now on, unless it does already."""
+        if self.waits_since is None:
+            self.waits_since = now
+
+    def stop_waiting(self, now: float) -> None:
+        """It has its turns."""
+        self._waited_s = self.waited_s(now)
+        self.waits_since = None
+
     def advance(self, tokens: int) -> bool:
         """Count tokens as computed; True when a next token can now be drawn."""
         self.computed += tokens
@@ -86,18 +122,44 @@ class Sequence:
             self.span += 1
         return self.computed == len(self.tokens)
 
-    def finish(self, reason: str) -> Finish:
+    def rewind(self) -> None:
+        """Begin anew with nothing computed; what was generated goes by step again."""
+        self.computed = self.span = 0
+        self.cached = 0
+        self.exact_tokens = ALL_TOKENS
+
+    def take_over(self, tokens: int, exact_tokens: int) -> None:
+        """Count keys and values of its first tokens as computed, which others computed.
+
+        Args:
+            tokens: how many.
+            exact_tokens: how many of them are what it would have computed itself; once they are
+                not, nothing behind them is.
+        """
+        self.advance(tokens)
+        self.cached = tokens
+        self.exact_tokens = ALL_TOKENS if exact_tokens >= tokens else exact_tokens
+
+    def finish(self, reason: str, stop: str = "") -> Finish:
         """The end of this generation, with its usage."""
-        return Finish(reason=reason, usage=self._usage())
+        return Finish(reason=reason, usage=self._usage(), stop=stop)
 
     def error(self, error: SuperfluidError) -> Finish:
         """The end of this generation by a fault."""
         return Finish(
-            reason="error", error_code=error.code, message=error.message, usage=self._usage()
+            reason="error",
+            error_code=error.code,
+            message=error.message,
+            param=error.param or "",
+            usage=self._usage(),
         )
 
     def _usage(self) -> Usage:
-        return Usage(prompt_tokens=self.prompt_tokens, completion_tokens=self.generated)
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=min(self.cached, self.prompt_tokens),
+            completion_tokens=self.generated,
+        )
 
 
 def make_sequence(submit: Submit, *, arrival: int, window: int, now: float) -> Sequence:
@@ -108,29 +170,11 @@ def make_sequence(submit: Submit, *, arrival: int, window: int, now: float) -> S
         arrival=arrival,
         tokens=tokens,
         spans=make_spans(submit.segments, len(tokens)),
-        sampling=submit.sampling,
         prompt_tokens=submit.prompt_tokens,
         token_limit=min(len(tokens) + submit.max_new_tokens, window),
         deadline_s=now + submit.wall_ms / 1000.0 if submit.wall_ms else None,
+        qos=min(submit.qos, LOWEST_CLASS),
+        exact=submit.exact,
+        salt=submit.salt,
+        waits_since=now,
     )
-
-
-def make_spans(segments: tuple[Segment, ...], tokens: int) -> tuple[Span, ...]:
-    """Segments as spans: empty ones left out, neighbours of one kind joined.
-
-    Args:
-        segments: cover the context; none means one chunk.
-        tokens: length of the context.
-    """
-    if not segments:
-        return (Span(tokens, False),)
-    spans: list[Span] = []
-    stop = 0
-    for segment in segments:
-        if not segment.tokens:
-            continue
-        stop += segment.tokens
-        if spans and spans[-1].by_step == segment.by_step:
-            spans.pop()
-        spans.append(Span(stop, segment.by_step))
-    return tuple(spans)

@@ -178,10 +178,14 @@ class Output:
 @WORKER.message(tag=36)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pong:
-    """The counters of now: the answer to `Ping`, and `UNASKED` about each second of work."""
+    """The counters of now: the answer to `Ping`, and `UNASKED` about each second of work.
+
+    The answer also has the digests of prefixes that the worker holds, newest first.
+    """
 
     nonce: int
     stats: WorkerStats
+    prefixes: Annotated[tuple[Annotated[bytes, MaxBytes(32)], ...], MaxItems(4096)] = ()
 
 
 @WORKER.message(tag=37)

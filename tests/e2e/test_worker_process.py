@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from agent.worker.scheduler import EXTRA_WAITING
 from bus.ids import GenerationId, WorkerIncarnation, pack_ids, unpack_ids
 from bus.messages.parts import Finish
 from bus.messages.sampling import SamplingParams
@@ -216,7 +217,7 @@ def test_more_than_it_may_hold_are_refused_as_queue_full(agent: Agent) -> None:
         agent.send(submit(generation, tokens=4000))
         agent.wait(partial(agent.has_tokens, generation))
         agent.send(Pause(generation=GenerationId(generation)))
-    for generation in range(5, 18):
+    for generation in range(5, 4 + 4 + EXTRA_WAITING + 2):
         agent.send(submit(generation))
     assert agent.take(Rejected).code == "queue_full"
 

@@ -13,7 +13,7 @@ from agent.models.folder import ModelFolder
 from agent.models.selftest import open_session
 from agent.worker.engine import Engine
 from agent.worker.model_runner import ModelRunner
-from agent.worker.scheduler import Emission
+from agent.worker.work import Emission
 from bus.errors import ConfigInvalid
 from bus.ids import GenerationId, pack_ids
 from bus.messages.parts import Finish, Segment
@@ -104,7 +104,7 @@ def run(engine: Engine, *submits: Submit) -> dict[int, list[int]]:
     tokens: dict[int, list[int]] = {}
     while not engine.idle:
         collect(engine.turn(0.0), tokens)
-        engine.scheduler.check_integrity()
+        engine.check_integrity()
     return tokens
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.worker.output_buffer import OutputBuffer
-from agent.worker.scheduler import Emission
+from agent.worker.work import Emission
 from bus.ids import GenerationId, pack_ids
 from bus.messages.parts import Finish
 from bus.messages.worker import OutputRun

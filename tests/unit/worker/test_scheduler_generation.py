@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.worker.scheduler import (
-    DecodeStep,
-    Emission,
-    PrefillChunk,
-)
+from agent.worker.work import DecodeStep, Emission, Outcome, PrefillChunk
 from bus.errors import ContextLengthExceeded, Internal, Invalid
 from bus.ids import GenerationId
 from bus.messages.parts import Finish, Segment, Usage
@@ -57,7 +53,7 @@ def test_a_token_drawn_after_the_wall_budget_is_given_and_ends_it_as_expired_not
     driver.turn()
     work = driver.scheduler.next_work(0.5)
     assert isinstance(work, DecodeStep)
-    driver.scheduler.commit_step(work, [EOS], now=1.5, elapsed_s=1.0)
+    driver.scheduler.commit_step(work, [Outcome(EOS, reason="eos")], now=1.5, elapsed_s=1.0)
     (emission,) = driver.scheduler.take_emissions()
     assert emission.token == EOS
     assert emission.finish is not None

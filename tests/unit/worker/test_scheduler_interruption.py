@@ -12,7 +12,7 @@ def test_g2_cancel_while_waiting() -> None:
     driver.submit(submit(1, max_new=2))
     driver.submit(submit(2))
     driver.turn()
-    driver.scheduler.cancel(GenerationId(2))
+    driver.cancel(2)
     driver.run()
     assert driver.finish(2) == Finish(reason="cancelled", usage=Usage(prompt_tokens=4))
     assert driver.finish(1).reason == "length"
@@ -23,7 +23,7 @@ def test_g2_cancel_between_chunks_frees_the_lane() -> None:
     driver.submit(submit(1, 300))
     driver.turn()
     assert driver.scheduler.kv_live_tokens == 128
-    driver.scheduler.cancel(GenerationId(1))
+    driver.cancel(1)
     assert driver.scheduler.lanes_used == 0
     assert not driver.scheduler.idle  # the finish waits to be taken
     assert not driver.turn()
@@ -36,7 +36,7 @@ def test_g2_cancel_while_decoding_counts_what_was_made() -> None:
     driver.submit(submit(1, max_new=100))
     for _ in range(4):
         driver.turn()
-    driver.scheduler.cancel(GenerationId(1))
+    driver.cancel(1)
     driver.run()
     assert driver.ids(1) == [NEXT] * 4
     assert driver.emitted[-1].index == 4
@@ -45,8 +45,8 @@ def test_g2_cancel_while_decoding_counts_what_was_made() -> None:
 
 def test_cancel_of_an_unknown_generation_is_passed_over() -> None:
     driver = Driver()
-    driver.scheduler.cancel(GenerationId(7))
-    driver.scheduler.pause(GenerationId(7))
+    driver.cancel(7)
+    driver.pause(7)
     driver.run()
     assert driver.emitted == []
 
@@ -57,12 +57,12 @@ def test_a_paused_lane_runs_along_and_goes_on_as_if_nothing_was() -> None:
     driver.submit(submit(2, 4, max_new=20))
     for _ in range(5):
         driver.turn()
-    driver.scheduler.pause(GenerationId(1))
+    driver.pause(1)
     before = len(driver.ids(1))
     for _ in range(6):
         driver.turn()
     assert len(driver.ids(1)) == before
-    driver.scheduler.pause(GenerationId(1), False)
+    driver.resume(1)
     driver.run()
     assert len(driver.ids(1)) == 6
     assert len(driver.ids(2)) == 20
@@ -73,12 +73,12 @@ def test_pausing_a_prefill_lets_the_next_one_start() -> None:
     driver.submit(submit(1, 300, max_new=2))
     driver.submit(submit(2, 4, max_new=2))
     driver.turn()
-    driver.scheduler.pause(GenerationId(1))
+    driver.pause(1)
     driver.run()
     assert driver.finish(2).reason == "length"
     assert driver.ids(1) == []
     assert driver.scheduler.idle
-    driver.scheduler.pause(GenerationId(1), False)
+    driver.resume(1)
     driver.run()
     assert driver.ids(1) == [NEXT] * 2
 
@@ -87,7 +87,7 @@ def test_a_paused_one_that_waits_is_passed_over() -> None:
     driver = Driver(lanes=1)
     driver.submit(submit(1, max_new=1))
     driver.submit(submit(2, max_new=1))
-    driver.scheduler.pause(GenerationId(1))
+    driver.pause(1)
     driver.run()
     assert driver.ids(2) == [NEXT]
     assert driver.ids(1) == []
@@ -98,7 +98,7 @@ def test_all_lanes_paused_is_idle_though_others_wait() -> None:
     driver.submit(submit(1, max_new=9))
     driver.submit(submit(2))
     driver.turn()
-    driver.scheduler.pause(GenerationId(1))
+    driver.pause(1)
     assert driver.scheduler.idle
     assert not driver.turn()
 
@@ -107,9 +107,9 @@ def test_a_paused_one_still_expires_and_cancels() -> None:
     driver = Driver()
     driver.submit(submit(1, wall_ms=100))
     driver.submit(submit(2))
-    driver.scheduler.pause(GenerationId(1))
-    driver.scheduler.pause(GenerationId(2))
-    driver.scheduler.cancel(GenerationId(2))
+    driver.pause(1)
+    driver.pause(2)
+    driver.cancel(2)
     driver.now = 0.2
     driver.run()
     assert driver.finish(1).reason == "expired"
@@ -145,10 +145,10 @@ def test_hundreds_of_generations_with_pauses_and_cancels_end_once_each() -> None
         if dice == 0:
             driver.scheduler.cancel(who)
         elif dice < 3:
-            driver.scheduler.pause(who)
+            driver.pause(int(who))
         elif dice < 7 or driver.scheduler.idle:
             for generation in list(driver.scheduler._known):
-                driver.scheduler.pause(generation, False)
+                driver.scheduler.resume(generation)
         driver.turn()
     finished = sorted(int(e.generation) for e in driver.emitted if e.finish)
     assert finished == list(range(200))

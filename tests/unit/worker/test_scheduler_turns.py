@@ -34,7 +34,7 @@ def test_chunks_have_2_to_128_tokens(prompt: int, sizes: list[int]) -> None:
 
 def test_beside_decoding_a_chunk_is_what_fits_into_the_turn_target() -> None:
     driver = Driver()
-    driver.submit(submit(1, 4, max_new=100))
+    driver.submit(submit(1, 4, max_new=100, qos=1))
     driver.turn()
     driver.elapsed_s = 0.01
     driver.turn()  # a step of 10 ms
@@ -42,19 +42,19 @@ def test_beside_decoding_a_chunk_is_what_fits_into_the_turn_target() -> None:
     driver.elapsed_s = 0.1
     driver.turn()  # nothing is known of chunks yet: the least
     assert driver.chunks[-1] == (2, 0, 32)
-    assert driver.scheduler.chunk_rate == pytest.approx(320)
+    assert driver.scheduler.pacer.chunk_rate == pytest.approx(320)
     driver.elapsed_s = 0.01
     driver.turn()
     driver.elapsed_s = 0.02
     driver.turn()  # 40 ms at 320 tokens/s would be 12 tokens: the least again
     assert driver.chunks[-1] == (2, 32, 32)
-    assert driver.scheduler.chunk_rate == pytest.approx(320 + (1600 - 320) / 4)
-    driver.scheduler.chunk_rate = 2000.0
+    assert driver.scheduler.pacer.chunk_rate == pytest.approx(320 + (1600 - 320) / 4)
+    driver.scheduler.pacer.chunk_rate = 2000.0
     driver.elapsed_s = 0.01
     driver.turn()
     driver.turn()
     assert driver.chunks[-1] == (2, 64, 80)  # 40 ms at 2000 tokens/s
-    driver.scheduler.chunk_rate = 1e6
+    driver.scheduler.pacer.chunk_rate = 1e6
     driver.turn()
     driver.turn()
     assert driver.chunks[-1] == (2, 144, 128)
@@ -66,7 +66,7 @@ def test_slow_steps_widen_the_turn() -> None:
     driver.turn()
     driver.elapsed_s = 0.1
     driver.turn()
-    driver.scheduler.chunk_rate = 1000.0
+    driver.scheduler.pacer.chunk_rate = 1000.0
     driver.submit(submit(2, 500))
     driver.turn()
     assert driver.chunks[-1] == (2, 0, 100)  # 2 * 100 ms less the step's 100 ms

@@ -1,0 +1,155 @@
+"""What the engine draws with: a state for each generation, and the grammars being built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from typing import Protocol
+
+from agent.worker.draw_state import DrawState, Grammar
+from agent.worker.model_runner import Logits
+from agent.worker.sampler import Drawn, sample
+from agent.worker.sequence import Sequence
+from agent.worker.work import Outcome
+from bus.errors import ConstraintInvalid, SuperfluidError
+from bus.ids import GenerationId, unpack_ids
+from bus.messages.sampling import Constraint
+from bus.messages.worker import Submit
+
+
+class Vocabulary(Protocol):
+    """What is asked of a `bus.text.tokenizer.TextModel`."""
+
+    @property
+    def vocabulary(self) -> SequenceOf[bytes]: ...
+
+    @property
+    def special(self) -> SequenceOf[int]: ...
+
+
+class GrammarSource(Protocol):
+    """Makes grammars beside the loop (`agent.worker.grammar.GrammarBuilder`)."""
+
+    def start(
+        self, generation: GenerationId, constraint: Constraint, generated: SequenceOf[int]
+    ) -> None:
+        """Begin to build one, advanced over the answer so far."""
+
+    def ready(self) -> list[tuple[GenerationId, Grammar | SuperfluidError]]:
+        """Those that are built, or can not be."""
+
+
+class Draws:
+    """Owns the draw states. Driven by the engine.
+
+    Args:
+        vocab: width of the logits.
+        eos_ids: ids that end a sequence.
+        text: the model's tokenizer.
+        grammars: None where constraints can not be honoured.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab: int,
+        eos_ids: SequenceOf[int],
+        text: Vocabulary,
+        grammars: GrammarSource | None,
+    ) -> None:
+        self._vocab = vocab
+        self._eos = frozenset(eos_ids)
+        self._text = text
+        self._special = frozenset(text.special)
+        self._grammars = grammars
+        self._states: dict[GenerationId, DrawState] = {}
+        #: Submits that wait for their grammar.
+        self._building: dict[GenerationId, Submit] = {}
+
+    @property
+    def building(self) -> bool:
+        """Whether a grammar is being built."""
+        return bool(self._building)
+
+    def start(self, submit: Submit) -> None:
+        """Make the state of a generation, or begin to build its grammar.
+
+        Raises:
+            Invalid: a parameter can not be honoured with this model.
+            ConstraintInvalid: this worker has no grammars.
+        """
+        constraint = submit.sampling.constraint
+        if constraint is None:
+            self._add(submit, None)
+            return
+        if self._grammars is None:
+            raise ConstraintInvalid(
+                "this worker was started without support for constraints; leave the constraint out",
+                param="constraint",
+            )
+        self._building[submit.generation] = submit
+        generated = unpack_ids(submit.context)[submit.prompt_tokens :]
+        self._grammars.start(submit.generation, constraint, generated)
+
+    def take_ready(self) -> list[tuple[GenerationId, SuperfluidError | None]]:
+        """Generations whose grammar is built, or the reason why it can not be."""
+        if self._grammars is None or not self._building:
+            return []
+        ready: list[tuple[GenerationId, SuperfluidError | None]] = []
+        for generation, grammar in self._grammars.ready():
+            submit = self._building.pop(generation, None)
+            if submit is not None:
+                ready.append((generation, self._try_to_add(submit, grammar)))
+        return ready
+
+    def drop(self, generation: GenerationId) -> None:
+        """A generation ended."""
+        self._states.pop(generation, None)
+        self._building.pop(generation, None)
+
+    def draw(self, logits: Logits, sequences: list[Sequence]) -> list[Outcome]:
+        """The next token of each row.
+
+        Args:
+            logits: float32 `[B, vocab]`.
+            sequences: of each row; the token stands right after those that are known.
+        """
+        states = [self._states[sequence.generation] for sequence in sequences]
+        drawn = sample(logits, states, [len(sequence.tokens) for sequence in sequences])
+        return [_outcome(one, state) for one, state in zip(drawn, states, strict=True)]
+
+    def _try_to_add(
+        self, submit: Submit, grammar: Grammar | SuperfluidError
+    ) -> SuperfluidError | None:
+        if isinstance(grammar, SuperfluidError):
+            return grammar
+        try:
+            self._add(submit, grammar)
+        except SuperfluidError as error:
+            return error
+        return None
+
+    def _add(self, submit: Submit, grammar: Grammar | None) -> None:
+        tokens = unpack_ids(submit.context)
+        state = DrawState(
+            submit.sampling,
+            vocab=self._vocab,
+            eos_ids=self._eos,
+            special_ids=self._special,
+            prompt=tokens[: submit.prompt_tokens],
+            generated=tokens[submit.prompt_tokens :],
+            vocabulary=lambda: self._text.vocabulary,
+            grammar=grammar,
+        )
+        if state.error is not None:
+            raise state.error
+        self._states[submit.generation] = state
+
+
+def _outcome(drawn: Drawn, state: DrawState) -> Outcome:
+    if drawn.token is None:
+        return Outcome(None, error=drawn.error)
+    try:
+        taken = state.take(drawn.token)
+    except SuperfluidError as error:
+        return Outcome(None, error=error)
+    return Outcome(drawn.token, drawn.logprobs, taken.reason, taken.stop)

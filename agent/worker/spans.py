@@ -1,0 +1,85 @@
+"""How the tokens of a context were or must be computed: stretches by chunk and by step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bus.messages.parts import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of the context up to, not including, token `stop`."""
+
+    stop: int
+    by_step: bool
+
+
+Spans = tuple[Span, ...]
+
+
+def make_spans(segments: tuple[Segment, ...], tokens: int) -> Spans:
+    """Segments as spans: empty ones left out, neighbours of one kind joined.
+
+    Args:
+        segments: cover the context; none means one chunk.
+        tokens: length of the context.
+    """
+    if not segments:
+        return (Span(tokens, False),)
+    spans: list[Span] = []
+    stop = 0
+    for segment in segments:
+        if not segment.tokens:
+            continue
+        stop += segment.tokens
+        if spans and spans[-1].by_step == segment.by_step:
+            spans.pop()
+        spans.append(Span(stop, segment.by_step))
+    return tuple(spans)
+
+
+def tokens_by_chunk(spans: Spans, computed: int) -> int:
+    """How many of the first `computed` tokens went by chunk before the first that did not."""
+    return min(computed, spans[0].stop) if spans and not spans[0].by_step else 0
+
+
+def usable(wanted: Spans, found: Spans, tokens: int, *, exact: bool) -> int:
+    """How many leading tokens of found keys and values can stand for those wanted.
+
+    What lies behind the last span went by step. What is wanted by step is never taken from a
+    chunk: it is a replay, which is to give the same bits. What is wanted by chunk may be taken from
+    steps, unless it is to be exact. The cut leaves no single token of a chunk.
+
+    Args:
+        wanted: how a sequence is to be computed.
+        found: how the other one was.
+        tokens: leading tokens that both have.
+        exact: whether the bits must be those that the sequence would compute.
+
+    Returns:
+        0 to `tokens`.
+    """
+    for start, stop, wants_step in _stretches(wanted, tokens):
+        for low, high, was_step in _stretches(found, stop):
+            if high > start and wants_step != was_step and (wants_step or exact):
+                return _whole(wanted, max(low, start))
+    return _whole(wanted, tokens)
+
+
+def _stretches(spans: Spans, tokens: int) -> list[tuple[int, int, bool]]:
+    """Start, stop and kind of the stretches of the first `tokens` tokens."""
+    stretches = []
+    start = 0
+    for span in (*spans, Span(tokens, True)):
+        stop = min(span.stop, tokens)
+        if stop > start:
+            stretches.append((start, stop, span.by_step))
+        start = max(start, stop)
+    return stretches
+
+
+def _whole(wanted: Spans, tokens: int) -> int:
+    """One token less where the cut would leave a chunk of one."""
+    leaves_one = any(not span.by_step and span.stop - tokens == 1 for span in wanted)
+    return max(0, tokens - leaves_one)
