@@ -1,0 +1,359 @@
+"""A parked lane: keys and values of a session in a file, checked whole before they are used.
+
+    start    magic, version, length of the header, BLAKE2b-256 of the header
+    header   msgpack: whose lane it is, of which model, numerics and layout, its ids, how they were
+             computed, their digest, BLAKE2b-256 of the payload
+    payload  `[layer_parts, kv_heads, tokens, head_dim]`, dense, little-endian
+
+A file is a view of what the head has: it may be lost, stale, damaged or another's, and then the
+tokens are computed again. So nothing here fails over a file's content: it is `Unusable`, with the
+reason. No size in a file is believed before it was compared with the file's own and with what is
+wanted, so a hostile file costs no more memory than an honest one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import sys
+from array import array
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from agent.worker.kv_cache import LaneLayout, SavedLane
+from agent.worker.lane_folder import UnreadableError, lane_path, open_lane, replace_lane, touch
+from agent.worker.spans import Spans, make_spans, usable
+from bus.codec import Codec
+from bus.context import context_digest
+from bus.errors import DecodeError, Internal, StorageFull
+from bus.fields import MaxBytes, MaxItems
+from bus.ids import NumericsId, PackedIds, SessionId, count_ids, pack_ids, unpack_ids
+from bus.messages.parts import Segment
+
+MAGIC: Final = b"SFLANE\r\n"
+VERSION: Final = 1
+#: A header of a million ids with their segments is 6 MiB.
+MAX_HEADER_BYTES: Final = 8 << 20
+
+_START: Final = struct.Struct("<8sII32s")
+_DIGEST_BYTES: Final = 32
+_PIECE_BYTES: Final = 1 << 20
+
+LANE_FILE = Codec("lane file", max_bytes=MAX_HEADER_BYTES)
+
+
+@LANE_FILE.message(tag=1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneHeader:
+    """Whose keys and values follow. `model` is the digest of the model's files."""
+
+    session: Annotated[SessionId, MaxBytes(64)]
+    model: Annotated[str, MaxBytes(128)]
+    numerics: Annotated[NumericsId, MaxBytes(128)]
+    layout: LaneLayout
+    ids: PackedIds
+    #: Cover the ids: which were computed by chunk, and which by step.
+    segments: Annotated[tuple[Segment, ...], MaxItems(65536)]
+    token_digest: Annotated[bytes, MaxBytes(16)]
+    payload_digest: Annotated[bytes, MaxBytes(_DIGEST_BYTES)]
+
+    @property
+    def tokens(self) -> int:
+        return count_ids(self.ids)
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.tokens * self.layout.token_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a lane is to be continued with.
+
+    Attributes:
+        model: digest of the model's files.
+        max_tokens: that a lane of this worker holds.
+        ids: of the context; one of them at least is computed anew.
+        spans: how they are to be computed.
+    """
+
+    session: SessionId
+    model: str
+    numerics: NumericsId
+    layout: LaneLayout
+    max_tokens: int
+    ids: array[int]
+    spans: Spans
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """Why nothing of a file can be used: `code` for programs, `reason` for people."""
+
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file whose header fits: `tokens` of it can be used.
+
+    They are bit for bit what this worker would compute when `exact`; else `problem` says why not.
+    """
+
+    path: Path
+    header: LaneHeader
+    tokens: int
+    exact: bool
+    problem: str
+    #: Names the content: the header's digest, which covers the payload's.
+    start: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Keys and values of a session's first `saved.tokens` tokens; `exact` as in `Found`."""
+
+    saved: SavedLane
+    exact: bool
+    problem: str
+    spans: Spans
+
+
+class _RefusedError(Exception):
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.unusable = Unusable(code, reason)
+
+
+# --- to a file --------------------------------------------------------------------------------
+
+
+def park(
+    folder: Path,
+    session: SessionId,
+    saved: SavedLane,
+    *,
+    ids: array[int],
+    spans: Spans,
+    model: str,
+    numerics: NumericsId,
+) -> int:
+    """Write a lane to the session's file, in place of an older one; whole or not at all, durable.
+
+    Args:
+        folder: made 0700 when missing; files in it are 0600.
+        session: whose lane it is.
+        saved: its keys and values.
+        ids: of its tokens, `saved.tokens`.
+        spans: how they were computed.
+        model: digest of the model's files.
+        numerics: what they were computed with.
+
+    Returns:
+        Bytes of the file.
+
+    Raises:
+        StorageFull: the file can not be written.
+    """
+    payload = _bytes_of(saved.data)
+    if len(ids) != saved.tokens or sys.byteorder != "little":
+        raise Internal(f"{len(ids)} ids do not name {saved.tokens} saved tokens")
+    packed = pack_ids(ids)
+    header = LANE_FILE.encode(
+        LaneHeader(
+            session=session,
+            model=model,
+            numerics=numerics,
+            layout=saved.layout,
+            ids=packed,
+            segments=_segments(spans, len(ids)),
+            token_digest=context_digest(packed),
+            payload_digest=hashlib.blake2b(payload, digest_size=_DIGEST_BYTES).digest(),
+        )
+    )
+    start = _START.pack(MAGIC, VERSION, len(header), _digest(header))
+    try:
+        return replace_lane(lane_path(folder, session), [start, header, payload])
+    except OSError as error:
+        raise StorageFull(
+            f"session {session} can not be parked in {folder}: {error.strerror}; make room there, "
+            "or name another folder"
+        ) from error
+
+
+def _segments(spans: Spans, tokens: int) -> tuple[Segment, ...]:
+    """Spans as segments; what lies behind the last went by step."""
+    segments = []
+    start = 0
+    for stop, by_step in [*((span.stop, span.by_step) for span in spans), (tokens, True)]:
+        stop = min(stop, tokens)
+        if stop > start:
+            segments.append(Segment(tokens=stop - start, by_step=by_step))
+            start = stop
+    return tuple(segments)
+
+
+# --- from a file ------------------------------------------------------------------------------
+
+
+def restore(folder: Path, wanted: Wanted) -> Restored | Unusable:
+    """What of a session's parked lane can be used: `find_lane`, then `load_lane`."""
+    found = find_lane(folder, wanted)
+    return found if isinstance(found, Unusable) else load_lane(found)
+
+
+def find_lane(folder: Path, wanted: Wanted) -> Found | Unusable:
+    """Look at a session's file and say how much of it can be used; reads the header alone."""
+    path = lane_path(folder, wanted.session)
+    try:
+        with open_lane(path) as file:
+            start, header = _read_header(file)
+            _check_sizes(file, header)
+    except FileNotFoundError:
+        return Unusable("missing", f"session {wanted.session} is not parked here")
+    except (UnreadableError, OSError) as error:
+        return _unreadable(path, error)
+    except _RefusedError as refusal:
+        return refusal.unusable
+    return _fit(path, start, header, wanted)
+
+
+def load_lane(found: Found) -> Restored | Unusable:
+    """Read the tokens that `find_lane` promised, and check the whole payload.
+
+    The file counts as used now (`purge_lanes`).
+
+    Raises:
+        Internal: there is no memory for them.
+    """
+    try:
+        with open_lane(found.path) as file:
+            start, header = _read_header(file)
+            if start != found.start:
+                raise _RefusedError("replaced", f"{found.path} was replaced meanwhile; try again")
+            saved = _read_payload(file, header, found.tokens)
+            touch(file)
+    except (UnreadableError, OSError) as error:
+        return _unreadable(found.path, error)
+    except _RefusedError as refusal:
+        return refusal.unusable
+    return Restored(saved, found.exact, found.problem, make_spans(header.segments, header.tokens))
+
+
+def _unreadable(path: Path, error: OSError | UnreadableError) -> Unusable:
+    reason = f"can not be read: {error.strerror}" if isinstance(error, OSError) else str(error)
+    return Unusable("unreadable", f"{path} {reason}")
+
+
+def _read_header(file: BufferedReader) -> tuple[bytes, LaneHeader]:
+    start = _read(file, _START.size)
+    magic, version, length, digest = _START.unpack(start)
+    if magic != MAGIC:
+        raise _RefusedError("damaged", f"{file.name} is no parked lane; remove it")
+    if version != VERSION:
+        raise _RefusedError("version", f"the lane was parked by format {version}, not {VERSION}")
+    if length > MAX_HEADER_BYTES:
+        raise _damaged(f"a header of {length} bytes")
+    raw = _read(file, length)
+    if _digest(raw) != digest:
+        raise _damaged("the header is not what was written")
+    try:
+        header = LANE_FILE.decode(raw)
+    except DecodeError as error:
+        raise _damaged(str(error)) from None
+    if not isinstance(header, LaneHeader):
+        raise _damaged("the header is of another kind")
+    return start, header
+
+
+def _check_sizes(file: BufferedReader, header: LaneHeader) -> None:
+    covered = sum(segment.tokens for segment in header.segments)
+    if not header.tokens or covered != header.tokens:
+        raise _damaged(f"its segments cover {covered} of {header.tokens} tokens")
+    if context_digest(header.ids) != header.token_digest:
+        raise _damaged("the ids are not those that were parked")
+    if header.layout.dtype not in ("float32", "float16"):
+        raise _damaged(f"values of type {header.layout.dtype}")
+    size = os.fstat(file.fileno()).st_size
+    if size != file.tell() + header.payload_bytes:
+        raise _damaged(f"{size} bytes and not {file.tell() + header.payload_bytes}")
+
+
+def _fit(path: Path, start: bytes, header: LaneHeader, wanted: Wanted) -> Found | Unusable:
+    if header.session != wanted.session:
+        return Unusable("other_session", f"{path} is of session {header.session!r}")
+    if header.model != wanted.model:
+        return Unusable("other_model", "the lane was parked with other files of the model")
+    if header.layout != wanted.layout:
+        return Unusable("other_layout", f"the lane is {header.layout}, this worker's are not")
+    if header.tokens > wanted.max_tokens:
+        reason = f"the lane has {header.tokens} tokens, this worker's at most {wanted.max_tokens}"
+        return Unusable("too_long", reason)
+    spans = make_spans(header.segments, header.tokens)
+    common = _common_tokens(unpack_ids(header.ids), wanted.ids)
+    tokens = usable(wanted.spans, spans, common, exact=False)
+    if not tokens:
+        return Unusable("other_text", "the lane's tokens are not those of the session now")
+    problem = ""
+    if header.numerics != wanted.numerics:
+        problem = f"the lane was computed with numerics {header.numerics}, now {wanted.numerics}"
+    elif usable(wanted.spans, spans, tokens, exact=True) < tokens:
+        problem = "the lane's tokens were computed by chunk and step in another way"
+    return Found(path, header, tokens, not problem, problem, start)
+
+
+def _common_tokens(parked: array[int], ids: array[int]) -> int:
+    """Leading tokens that both have; the last of `ids` is left to compute."""
+    limit = min(len(parked), len(ids) - 1)
+    if limit < 1:
+        return 0
+    differing = np.flatnonzero(np.asarray(parked[:limit]) != np.asarray(ids[:limit]))
+    return int(differing[0]) if len(differing) else limit
+
+
+def _read_payload(file: BufferedReader, header: LaneHeader, tokens: int) -> SavedLane:
+    layout = header.layout
+    saved = SavedLane.empty(layout, tokens)
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    token_bytes = layout.token_bytes // (layout.layer_parts * layout.kv_heads)
+    for part in range(layout.layer_parts):
+        for head in range(layout.kv_heads):
+            room = _bytes_of(saved.data[part, head])
+            if file.readinto(room) != len(room):
+                raise _damaged("it ends too early")
+            digest.update(room)
+            left = (header.tokens - tokens) * token_bytes
+            while left:
+                piece = _read(file, min(left, _PIECE_BYTES))
+                digest.update(piece)
+                left -= len(piece)
+    if file.read(1) or digest.digest() != header.payload_digest:
+        raise _damaged("keys and values are not what was written")
+    return saved
+
+
+def _read(file: BufferedReader, count: int) -> bytes:
+    data = file.read(count)
+    if len(data) != count:
+        raise _damaged("it ends too early")
+    return data
+
+
+def _damaged(what: str) -> _RefusedError:
+    return _RefusedError("damaged", f"the parked lane is damaged: {what}")
+
+
+def _bytes_of(values: npt.NDArray[Any]) -> memoryview:
+    """The memory of a dense array."""
+    return values.reshape(-1).view(np.uint8).data
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
