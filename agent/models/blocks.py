@@ -6,10 +6,11 @@ tensor, `scale` in another, `w = scale * (q - 2**(bits - 1))`. Q4_0, Q5_0, Q8_0 
 form already (five and six bit integers are shifted into eight). Q4_1, Q5_1, Q4_K and Q5_K are
 affine, `w = scale * q + minimum`. For those the product splits in two exact parts:
 
-    x @ w.T = MatMulNBits(x, q, scale) + blocksum(x) @ C.T
-    C = minimum + scale * 2**(bits - 1),  blocksum(x) = the sum of x over each block
+    x @ w.T = MatMulNBits(x, q + shift, scale) + blocksum(x) @ C.T
+    C = minimum + scale * (2**(bits - 1) - shift),  blocksum(x) = the sum of x over each block
 
-which keeps the fast kernels (a float zero point would lose them).
+which keeps the fast kernels (a float zero point would lose them). Five-bit integers are shifted
+into the middle of eight bits, so that the two parts stay small and lose nothing in float16.
 
 Source: the struct definitions of the formats in ggml (`ggml-common.h`); `gguf.quants` decodes the
 same bytes independently and is what the tests compare with.
@@ -28,6 +29,8 @@ FloatArray = npt.NDArray[np.float32]
 IndexArray = npt.NDArray[np.int64]
 
 _ONE, _TWO, _FOUR, _NIBBLE = (np.uint8(value) for value in (1, 2, 4, 15))
+#: Puts integers of five bits into the middle of eight.
+_SHIFT5 = 128 - 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +38,18 @@ class BlockWeight:
     """A weight matrix in blocks of small integers along its rows.
 
     Attributes:
-        q: integers, uint8 `[rows, blocks, block_size]`, each below `2**bits`.
+        q: integers as stored, uint8 `[rows, blocks, block_size]`, each below `2**bits`.
         scale: float32 `[rows, blocks]`.
         minimum: float32 `[rows, blocks]` of an affine format, else None.
         bits: 4 or 8, the width that MatMulNBits stores.
+        shift: what was added to the integers of an affine format.
     """
 
     q: ByteArray
     scale: FloatArray
     minimum: FloatArray | None
     bits: int
+    shift: int = 0
 
     @property
     def rows(self) -> int:
@@ -62,9 +67,9 @@ class BlockWeight:
         return int(self.q.shape[2])
 
     @property
-    def layout(self) -> tuple[int, int, bool]:
+    def layout(self) -> tuple[int, int, bool, int]:
         """What must be equal for two matrices to be stacked in one operator."""
-        return self.bits, self.block_size, self.minimum is not None
+        return self.bits, self.block_size, self.minimum is not None, self.shift
 
     def packed(self) -> ByteArray:
         """The integers as stored: `[rows, blocks, block_size * bits / 8]`, low nibble first."""
@@ -76,7 +81,7 @@ class BlockWeight:
         """`C` `[rows, blocks]` of the split product, None for a symmetric format."""
         if self.minimum is None:
             return None
-        return self.minimum + self.scale * np.float32(1 << (self.bits - 1))
+        return self.minimum + self.scale * np.float32((1 << (self.bits - 1)) - self.shift)
 
     def dequantize(self) -> FloatArray:
         """The weights, float32 `[rows, columns]`."""
@@ -85,7 +90,8 @@ class BlockWeight:
             zero = np.int16(1 << (self.bits - 1))
             values = scale * (self.q.astype(np.int16) - zero).astype(np.float32)
         else:
-            values = scale * self.q.astype(np.float32) + self.minimum[..., None]
+            q = (self.q - np.uint8(self.shift)).astype(np.float32)
+            values = scale * q + self.minimum[..., None]
         return values.reshape(self.rows, -1)
 
     def take_rows(self, index: IndexArray) -> BlockWeight:
@@ -114,6 +120,7 @@ def stack_rows(parts: Sequence[Matrix]) -> Matrix | None:
         scale=np.concatenate([part.scale for part in blocks]),
         minimum=np.concatenate(minima) if minima else None,
         bits=blocks[0].bits,
+        shift=blocks[0].shift,
     )
 
 
@@ -147,12 +154,13 @@ def _q4_1(raw: ByteArray) -> BlockWeight:
 
 def _q5_0(raw: ByteArray) -> BlockWeight:
     q = _nibbles(raw[..., 6:]) | _fifth_bits(raw[..., 2:6])
-    return BlockWeight(q + np.uint8(128 - 16), _half(raw[..., :2]), None, 8)
+    return BlockWeight(q + np.uint8(_SHIFT5), _half(raw[..., :2]), None, 8)
 
 
 def _q5_1(raw: ByteArray) -> BlockWeight:
     q = _nibbles(raw[..., 8:]) | _fifth_bits(raw[..., 4:8])
-    return BlockWeight(q, _half(raw[..., :2]), _half(raw[..., 2:4]), 8)
+    q = q + np.uint8(_SHIFT5)
+    return BlockWeight(q, _half(raw[..., :2]), _half(raw[..., 2:4]), 8, _SHIFT5)
 
 
 def _q8_0(raw: ByteArray) -> BlockWeight:
@@ -167,14 +175,14 @@ def _k_scales(raw: ByteArray) -> tuple[FloatArray, FloatArray]:
     return scales.astype(np.float32), minima.astype(np.float32)
 
 
-def _k_affine(raw: ByteArray, q: ByteArray, bits: int) -> BlockWeight:
+def _k_affine(raw: ByteArray, q: ByteArray, bits: int, shift: int = 0) -> BlockWeight:
     """A K block's eight sub-blocks `q` `[rows, blocks, 8, 32]` with their own scale and minimum."""
     rows = q.shape[0]
     scales, minima = _k_scales(raw[..., 4:16])
     scale = _half(raw[..., :2])[..., None] * scales
     minimum = -(_half(raw[..., 2:4])[..., None] * minima)
     return BlockWeight(
-        q.reshape(rows, -1, 32), scale.reshape(rows, -1), minimum.reshape(rows, -1), bits
+        q.reshape(rows, -1, 32), scale.reshape(rows, -1), minimum.reshape(rows, -1), bits, shift
     )
 
 
@@ -191,7 +199,8 @@ def _q4_k(raw: ByteArray) -> BlockWeight:
 def _q5_k(raw: ByteArray) -> BlockWeight:
     bit = np.arange(8, dtype=np.uint8)[:, None]
     high = ((raw[..., None, 16:48] >> bit) & _ONE) << _FOUR
-    return _k_affine(raw, _k_nibbles(raw[..., 48:]) | high, 8)
+    q = (_k_nibbles(raw[..., 48:]) | high) + np.uint8(_SHIFT5)
+    return _k_affine(raw, q, 8, _SHIFT5)
 
 
 def _q6_k(raw: ByteArray) -> BlockWeight:

@@ -2,8 +2,8 @@
 
 Per layer: RMS norm fused with the residual sum, one product for query, key and value,
 GroupQueryAttention with rotation inside, the output product, norm and sum again, one product for
-gate and up, SiLU, the down product. The vocabulary product runs only on the rows that the caller
-asks logits of.
+gate and up, the activation, the down product; what a family does otherwise its row of
+`ARCHITECTURES` says. The vocabulary product runs only on the rows that the caller asks logits of.
 
 Inputs and outputs of a whole model (`R` rows of logits, `M` positions of the KV slab):
 
@@ -29,8 +29,14 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from agent.models.architecture import DecoderConfig, WeightSource, query_key_value
-from agent.models.blocks import BlockWeight, FloatArray, Matrix, stack_rows
+from agent.models.architecture import Activation, DecoderConfig, WeightSource
+from agent.models.attention import AttentionGraph
+from agent.models.blocks import BlockWeight, FloatArray, stack_rows
+from agent.models.embedding import EmbeddingGraph
+from agent.models.products import EXACT as EXACT
+from agent.models.products import INT8_ACTIVATIONS as INT8_ACTIVATIONS
+from agent.models.products import Numerics as Numerics
+from agent.models.products import Products
 from agent.models.tensors import MICROSOFT, GraphBuilder, Precision, TensorFile
 
 Progress = Callable[[int, int], None]
@@ -42,26 +48,6 @@ class LayerRange:
 
     first: int
     end: int
-
-
-@dataclass(frozen=True, slots=True)
-class Numerics:
-    """How products are computed on CPU.
-
-    Attributes:
-        accuracy_level: of MatMulNBits; 4 rounds activations to int8 blocks, 0 does not. CUDA has
-            no such choice, and the float16 graph always has 0.
-        dense_8bit: 8-bit weights as floating-point matrices.
-    """
-
-    accuracy_level: int
-    dense_8bit: bool
-
-
-#: int8 activations: llama.cpp's accuracy, and the fast path of CPUs.
-INT8_ACTIVATIONS = Numerics(accuracy_level=4, dense_8bit=False)
-#: float32 throughout.
-EXACT = Numerics(accuracy_level=0, dense_8bit=True)
 
 
 class DecoderGraph:
@@ -80,14 +66,13 @@ class DecoderGraph:
         numerics: Numerics,
     ) -> None:
         self._config = config
+        self._row = config.architecture
         self._weights = weights
         self._graph = builder
         self._layers = layers
-        self._numerics = numerics
-        self._block_sums: dict[tuple[str, int], str] = {}
-        names = set(weights.names())
-        self._tied = "output.weight" not in names
-        self._rotary_factors = "rope_freqs.weight" in names
+        self._products = Products(builder, numerics)
+        self._attention = AttentionGraph(config, weights, builder, self._products)
+        self._tied = "output.weight" not in set(weights.names())
 
     @property
     def is_first(self) -> bool:
@@ -102,7 +87,7 @@ class DecoderGraph:
     def build(self, progress: Progress) -> None:
         """Walk the layers. `progress(done, total)` counts layers."""
         total = self._layers.end - self._layers.first
-        self._rotary_tables()
+        self._attention.rotary_tables()
         hidden = self._embedding() if self.is_first else "hidden_in"
         branch: str | None = None
         for layer in range(self._layers.first, self._layers.end):
@@ -121,7 +106,7 @@ class DecoderGraph:
         first = (
             value("input_ids", TensorProto.INT64, ["B", "S"])
             if self.is_first
-            else value("hidden_in", precision.onnx_type, ["B", "S", self._config.hidden])
+            else value("hidden_in", self._hidden_type(precision), ["B", "S", self._config.hidden])
         )
         found = [
             first,
@@ -138,9 +123,12 @@ class DecoderGraph:
         last = (
             value("logits", TensorProto.FLOAT, ["R", self._config.vocab])
             if self.is_last
-            else value("hidden_out", precision.onnx_type, ["B", "S", self._config.hidden])
+            else value("hidden_out", self._hidden_type(precision), ["B", "S", self._config.hidden])
         )
         return [last, *self._cache("present", precision)]
+
+    def _hidden_type(self, precision: Precision) -> int:
+        return int(TensorProto.FLOAT) if self._row.wide_residual else precision.onnx_type
 
     def _cache(self, side: str, precision: Precision) -> list[onnx.ValueInfoProto]:
         shape = ["B", self._config.kv_heads, "M", self._config.head_dim]
@@ -150,192 +138,104 @@ class DecoderGraph:
             for part in "kv"
         ]
 
-    def _rotary_tables(self) -> None:
-        """Cosines and sines `[max_positions, head_dim / 2]`.
-
-        Source: Su et al., "RoFormer" (arXiv:2104.09864), section 3.4.
-        """
-        config = self._config
-        exponent = -np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
-        frequency = config.rotary_base**exponent / config.rotary_scale
-        if self._rotary_factors:
-            frequency = frequency / self._weights.vector("rope_freqs.weight")
-        angle = np.arange(config.max_positions, dtype=np.float64)[:, None] * frequency[None]
-        self._graph.floats("rotary.cos", np.cos(angle).astype(np.float32))
-        self._graph.floats("rotary.sin", np.sin(angle).astype(np.float32))
-
     def _embedding(self) -> str:
         table = self._weights.matrix("token_embd.weight")
-        if not isinstance(table, BlockWeight):
-            self._graph.floats("embedding.table", table)
-            return self._graph.node("Gather", ["embedding.table", "input_ids"], "embedding")
-        packed = table.packed().reshape(table.rows, -1)
-        plain = self._graph.node(
-            "GatherBlockQuantized",
-            [
-                self._graph.quantised("embedding.q", packed),
-                "input_ids",
-                self._graph.floats("embedding.scale", table.scale),
-            ],
-            "embedding.plain" if table.minimum is not None else "embedding",
-            MICROSOFT,
-            bits=table.bits,
-            block_size=table.block_size,
-            gather_axis=0,
-            quantize_axis=1,
-        )
-        return plain if table.minimum is None else self._affine_embedding(plain, table)
-
-    def _affine_embedding(self, plain: str, table: BlockWeight) -> str:
-        """Add each block's correction to the gathered rows, which hold none."""
-        graph = self._graph
-        correction = table.correction()
-        if correction is None:
-            return plain
-        graph.floats("embedding.correction", correction)
-        rows = graph.node("Gather", ["embedding.correction", "input_ids"], "embedding.rows")
-        last = graph.integers("axis.last", [-1])
-        rows = graph.node("Unsqueeze", [rows, last], "embedding.rows.wide")
-        apart = graph.integers("embedding.apart", [0, 0, -1, table.block_size])
-        blocks = graph.node("Reshape", [plain, apart], "embedding.blocks")
-        total = graph.node("Add", [blocks, rows], "embedding.total")
-        return graph.node(
-            "Reshape",
-            [total, graph.integers("embedding.shape", [0, 0, table.columns])],
-            "embedding",
-        )
+        x = EmbeddingGraph(self._graph, wide=self._row.wide_residual).rows(table)
+        if not self._row.scaled_embedding:
+            return x
+        root = np.array(self._config.hidden**0.5, np.float32)
+        scale = self._graph.floats("embedding.length", root, wide=self._row.wide_residual)
+        return self._graph.node("Mul", [x, scale], "embedding.scaled")
 
     def _layer(self, layer: int, branch: str | None, hidden: str) -> tuple[str, str]:
         """One layer; takes and gives the two addends of the residual stream."""
         source, tag = f"blk.{layer}.", f"layer.{layer}."
         norm = self._weights.vector(f"{source}attn_norm.weight")
         x, hidden = self._norm(branch, hidden, norm, f"{tag}attention_norm")
-        attention = self._attention(x, layer)
+        attention = self._attention.layer(self._narrow(x), layer)
         output = self._weights.matrix(f"{source}attn_output.weight")
-        attention = self._linear(attention, output, f"{tag}output")
+        attention = self._products.linear(attention, output, f"{tag}output")
+        attention = self._branch_norm(attention, f"{source}post_attention_norm.weight")
         norm = self._weights.vector(f"{source}ffn_norm.weight")
         x, hidden = self._norm(attention, hidden, norm, f"{tag}ffn_norm")
-        gate, up = self._gate_and_up(x, source, tag)
-        gate = self._graph.node("QuickGelu", [gate], f"{tag}silu", MICROSOFT, alpha=1.0)
-        x = self._graph.node("Mul", [gate, up], f"{tag}gated")
+        gate, up = self._gate_and_up(self._narrow(x), source, tag)
+        x = self._graph.node("Mul", [self._activated(gate, tag), up], f"{tag}gated")
         down = self._weights.matrix(f"{source}ffn_down.weight")
-        return self._linear(x, down, f"{tag}down"), hidden
+        x = self._products.linear(x, down, f"{tag}down")
+        return self._branch_norm(x, f"{source}post_ffw_norm.weight"), hidden
+
+    def _activated(self, gate: str, tag: str) -> str:
+        if self._row.activation is Activation.GELU_TANH:
+            return self._graph.node("Gelu", [gate], f"{tag}gelu", approximate="tanh")
+        return self._graph.node("QuickGelu", [gate], f"{tag}silu", MICROSOFT, alpha=1.0)
+
+    def _narrow(self, x: str) -> str:
+        """A value of the residual stream as the products take it."""
+        if not self._row.wide_residual:
+            return x
+        types = {precision: precision.onnx_type for precision in self._graph.precisions}
+        return self._graph.node("Cast", [x], f"{x}.narrow", to=types)
+
+    def _widen(self, x: str) -> str:
+        """What a product gives as the residual stream takes it."""
+        if not self._row.wide_residual:
+            return x
+        return self._graph.node("Cast", [x], f"{x}.wide", to=TensorProto.FLOAT)
+
+    def _branch_norm(self, x: str, source: str) -> str:
+        """A branch before it is added: widened, and normed where the family does so."""
+        x = self._widen(x)
+        if not self._row.branch_norms:
+            return x
+        return self._plain_norm(x, self._weights.vector(source), f"{x}.normed")
+
+    def _plain_norm(self, x: str, weight: FloatArray, name: str) -> str:
+        """RMS norm.
+
+        Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (arXiv:1910.07467).
+        """
+        return self._graph.node(
+            "SimplifiedLayerNormalization",
+            [x, self._graph.floats(f"{name}.weight", weight, wide=self._row.wide_residual)],
+            name,
+            axis=-1,
+            epsilon=self._config.epsilon,
+            stash_type=1,
+        )
 
     def _norm(
         self, branch: str | None, hidden: str, weight: FloatArray, name: str
     ) -> tuple[str, str]:
-        """RMS norm of `branch + hidden`; gives the norm and the sum.
-
-        Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (arXiv:1910.07467).
-        """
-        graph, epsilon = self._graph, self._config.epsilon
-        graph.floats(f"{name}.weight", weight)
+        """RMS norm of `branch + hidden`; gives the norm and the sum."""
+        graph = self._graph
         if branch is None and self.is_first:
-            normed = graph.node(
-                "SimplifiedLayerNormalization",
-                [hidden, f"{name}.weight"],
-                name,
-                axis=-1,
-                epsilon=epsilon,
-                stash_type=1,
-            )
-            return normed, hidden
+            return self._plain_norm(hidden, weight, name), hidden
         if branch is None:
             # the kernel of the unsplit graph, so that stages are bit-equal to the whole
             branch = graph.node("Sub", [hidden, hidden], f"{name}.zero")
+        graph.floats(f"{name}.weight", weight, wide=self._row.wide_residual)
         graph.node(
             "SkipSimplifiedLayerNormalization",
             [branch, hidden, f"{name}.weight"],
             [name, "", "", f"{name}.sum"],
             MICROSOFT,
-            epsilon=epsilon,
+            epsilon=self._config.epsilon,
         )
         return name, f"{name}.sum"
-
-    def _attention(self, x: str, layer: int) -> str:
-        config, tag = self._config, f"layer.{layer}."
-        parts = query_key_value(config, self._weights, f"blk.{layer}.")
-        packed = stack_rows(parts)
-        if packed is not None:
-            projected = [self._linear(x, packed, f"{tag}qkv"), "", ""]
-        else:
-            projected = [
-                self._linear(x, part, f"{tag}{name}")
-                for part, name in zip(parts, ("query", "key", "value"), strict=True)
-            ]
-        cache = [f"past.{layer}.k", f"past.{layer}.v", "seqlens_k", "total_sequence_length"]
-        return self._graph.node(
-            "GroupQueryAttention",
-            [*projected, *cache, "rotary.cos", "rotary.sin"],
-            [f"{tag}attention", f"present.{layer}.k", f"present.{layer}.v"],
-            MICROSOFT,
-            num_heads=config.heads,
-            kv_num_heads=config.kv_heads,
-            do_rotary=1,
-            rotary_interleaved=0,
-            scale=float(config.head_dim**-0.5),
-        )
 
     def _gate_and_up(self, x: str, source: str, tag: str) -> tuple[str, str]:
         parts = [self._weights.matrix(f"{source}ffn_{part}.weight") for part in ("gate", "up")]
         packed = stack_rows(parts)
         if packed is None:
             gate, up = (
-                self._linear(x, part, f"{tag}{name}")
+                self._products.linear(x, part, f"{tag}{name}")
                 for part, name in zip(parts, ("gate", "up"), strict=True)
             )
             return gate, up
-        both = self._linear(x, packed, f"{tag}gate_up")
+        both = self._products.linear(x, packed, f"{tag}gate_up")
         sizes = self._graph.integers("ffn.sizes", [self._config.feed_forward] * 2)
         self._graph.node("Split", [both, sizes], [f"{tag}gate", f"{tag}up"], axis=-1)
         return f"{tag}gate", f"{tag}up"
-
-    def _linear(self, x: str, weight: Matrix, name: str, same_bytes_as: str | None = None) -> str:
-        """`x @ weight.T`."""
-        graph = self._graph
-        if isinstance(weight, BlockWeight) and weight.bits == 8 and self._numerics.dense_8bit:
-            weight = weight.dequantize()
-        if not isinstance(weight, BlockWeight):
-            graph.floats(f"{name}.weight", np.ascontiguousarray(weight.T))
-            return graph.node("MatMul", [x, f"{name}.weight"], name)
-        correction = weight.correction()
-        product = graph.node(
-            "MatMulNBits",
-            [
-                x,
-                graph.quantised(f"{name}.q", weight.packed(), same_bytes_as),
-                graph.floats(f"{name}.scale", weight.scale),
-            ],
-            name if correction is None else f"{name}.plain",
-            MICROSOFT,
-            K=weight.columns,
-            N=weight.rows,
-            bits=weight.bits,
-            block_size=weight.block_size,
-            accuracy_level={
-                Precision.FLOAT32: self._numerics.accuracy_level,
-                Precision.FLOAT16: 0,
-            },
-        )
-        if correction is None:
-            return product
-        graph.floats(f"{name}.correction", np.ascontiguousarray(correction.T))
-        sums = self._block_sum(x, weight)
-        extra = graph.node("MatMul", [sums, f"{name}.correction"], f"{name}.extra")
-        return graph.node("Add", [product, extra], name)
-
-    def _block_sum(self, x: str, weight: BlockWeight) -> str:
-        """Sums of `x` over each block of columns, computed once per `x`."""
-        graph, size = self._graph, weight.block_size
-        if (x, size) not in self._block_sums:
-            lead = [0] if x == "head.rows" else [0, 0]
-            shape = graph.integers(f"blocks.{len(lead)}.{size}", [*lead, -1, size])
-            apart = graph.node("Reshape", [x, shape], f"{x}.blocks.{size}")
-            last = graph.integers("axis.last", [-1])
-            self._block_sums[x, size] = graph.node(
-                "ReduceSum", [apart, last], f"{x}.sums.{size}", keepdims=0
-            )
-        return self._block_sums[x, size]
 
     def _head(self, branch: str, hidden: str) -> None:
         """The last norm, the rows asked for, and the vocabulary product."""
@@ -351,7 +251,10 @@ class DecoderGraph:
         if shares and not isinstance(weight, BlockWeight):
             raw = graph.node("Gemm", [x, "embedding.table"], "head.logits", transB=1)
         else:
-            raw = self._linear(x, weight, "head.logits", "embedding.q" if shares else None)
+            bytes_of = "embedding.q" if shares else None
+            raw = self._products.linear(
+                self._narrow(x), weight, "head.logits", same_bytes_as=bytes_of, rank=2
+            )
         graph.node("Cast", [raw], "logits", to=TensorProto.FLOAT)
 
 

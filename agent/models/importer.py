@@ -21,7 +21,7 @@ def import_gguf(
     """Make a model folder from a GGUF file, without loss; takes seconds for a small model.
 
     Args:
-        file: the GGUF file.
+        file: the GGUF file, or the first part of a split one.
         target: the folder to make; its name becomes the model's.
         numerics: how the CPU graph computes.
         progress: told what is done.
@@ -34,6 +34,8 @@ def import_gguf(
     progress("read", 0, 1)
     weights = GgufFile(file)
     origin = {"kind": "gguf", "file": file.name, "sha256": file_sha256(file)}
+    if len(weights.paths) > 1:
+        origin["parts"] = str(len(weights.paths))
     progress("read", 1, 1)
     source = ModelSource(
         config=weights.config,

@@ -126,8 +126,12 @@ class GraphBuilder:
             self._spans[name] = span
         return name
 
-    def floats(self, name: str, array: FloatArray) -> str:
-        """Add a floating-point tensor, once in each precision."""
+    def floats(self, name: str, array: FloatArray, *, wide: bool = False) -> str:
+        """Add a floating-point tensor, once in each precision; a wide one is float32 in all."""
+        if wide:
+            cast = np.ascontiguousarray(array, np.float32)
+            self._add(name, cast, TensorProto.FLOAT, self.precisions)
+            return name
         for precision in self.precisions:
             cast = np.ascontiguousarray(array, dtype=precision.value)
             self._add(name, cast, precision.onnx_type, (precision,))

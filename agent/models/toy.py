@@ -18,6 +18,7 @@ from agent.models.assemble import ModelSource, Progress, assemble, no_progress
 from agent.models.blocks import BlockWeight, FloatArray
 from agent.models.folder import ModelFolder
 from agent.models.graph import INT8_ACTIVATIONS, Numerics
+from agent.models.rotary import Rotary
 from agent.models.tokenizer import CONTROL, NORMAL, VocabularySource
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>")
@@ -40,7 +41,7 @@ CONFIG = DecoderConfig(
     vocab=256 + len(SPECIALS),
     max_positions=4096,
     epsilon=1e-5,
-    rotary_base=10000.0,
+    rotary=Rotary(base=10000.0),
 )
 
 SEED = 7

@@ -107,6 +107,6 @@ def reference_of(
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
         epsilon=config.epsilon,
-        rotary_base=config.rotary_base,
+        rotary_base=config.rotary.base,
         weights=weights,
     )
