@@ -18,8 +18,10 @@ import os
 import struct
 import sys
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BufferedReader
+from itertools import chain, product
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -34,7 +36,7 @@ from bus.context import context_digest
 from bus.errors import DecodeError, Internal, StorageFull
 from bus.fields import MaxBytes, MaxItems
 from bus.ids import NumericsId, PackedIds, SessionId, count_ids, pack_ids, unpack_ids
-from bus.messages.parts import Segment
+from bus.messages.parts import U32, Segment
 
 MAGIC: Final = b"SFLANE\r\n"
 VERSION: Final = 1
@@ -44,6 +46,9 @@ MAX_HEADER_BYTES: Final = 8 << 20
 _START: Final = struct.Struct("<8sII32s")
 _DIGEST_BYTES: Final = 32
 _PIECE_BYTES: Final = 1 << 20
+
+#: `Unusable.code` of a session without a file.
+MISSING: Final = "missing"
 
 LANE_FILE = Codec("lane file", max_bytes=MAX_HEADER_BYTES)
 
@@ -60,6 +65,8 @@ class LaneHeader:
     ids: PackedIds
     #: Cover the ids: which were computed by chunk, and which by step.
     segments: Annotated[tuple[Segment, ...], MaxItems(65536)]
+    #: Leading tokens that are bit for bit what `segments` and `numerics` give.
+    exact_tokens: U32
     token_digest: Annotated[bytes, MaxBytes(16)]
     payload_digest: Annotated[bytes, MaxBytes(_DIGEST_BYTES)]
 
@@ -104,13 +111,14 @@ class Unusable:
 class Found:
     """A file whose header fits: `tokens` of it can be used.
 
-    They are bit for bit what this worker would compute when `exact`; else `problem` says why not.
+    The first `exact_tokens` are bit for bit what this worker would compute; `problem` says why not
+    all are.
     """
 
     path: Path
     header: LaneHeader
     tokens: int
-    exact: bool
+    exact_tokens: int
     problem: str
     #: Names the content: the header's digest, which covers the payload's.
     start: bytes
@@ -118,12 +126,19 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Keys and values of a session's first `saved.tokens` tokens; `exact` as in `Found`."""
+    """Keys and values of a session's first `saved.tokens` tokens; the rest as in `Found`.
+
+    `spans` say how they were computed.
+    """
 
     saved: SavedLane
-    exact: bool
+    exact_tokens: int
     problem: str
     spans: Spans
+
+    @property
+    def exact(self) -> bool:
+        return self.exact_tokens == self.saved.tokens
 
 
 class _RefusedError(Exception):
@@ -142,6 +157,7 @@ def park(
     *,
     ids: array[int],
     spans: Spans,
+    exact_tokens: int,
     model: str,
     numerics: NumericsId,
 ) -> int:
@@ -151,8 +167,9 @@ def park(
         folder: made 0700 when missing; files in it are 0600.
         session: whose lane it is.
         saved: its keys and values.
-        ids: of its tokens, `saved.tokens`.
+        ids: of the tokens to park, at most `saved.tokens`.
         spans: how they were computed.
+        exact_tokens: leading tokens that are bit for bit what spans and numerics give.
         model: digest of the model's files.
         numerics: what they were computed with.
 
@@ -162,9 +179,11 @@ def park(
     Raises:
         StorageFull: the file can not be written.
     """
-    payload = _bytes_of(saved.data)
-    if len(ids) != saved.tokens or sys.byteorder != "little":
+    if not 0 < len(ids) <= saved.tokens or sys.byteorder != "little":
         raise Internal(f"{len(ids)} ids do not name {saved.tokens} saved tokens")
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for row in _rows(saved, len(ids)):
+        digest.update(row)
     packed = pack_ids(ids)
     header = LANE_FILE.encode(
         LaneHeader(
@@ -174,18 +193,27 @@ def park(
             layout=saved.layout,
             ids=packed,
             segments=_segments(spans, len(ids)),
+            exact_tokens=min(exact_tokens, len(ids)),
             token_digest=context_digest(packed),
-            payload_digest=hashlib.blake2b(payload, digest_size=_DIGEST_BYTES).digest(),
+            payload_digest=digest.digest(),
         )
     )
     start = _START.pack(MAGIC, VERSION, len(header), _digest(header))
     try:
-        return replace_lane(lane_path(folder, session), [start, header, payload])
+        rows = _rows(saved, len(ids))
+        return replace_lane(lane_path(folder, session), chain((start, header), rows))
     except OSError as error:
         raise StorageFull(
             f"session {session} can not be parked in {folder}: {error.strerror}; make room there, "
             "or name another folder"
         ) from error
+
+
+def _rows(saved: SavedLane, tokens: int) -> Iterator[memoryview]:
+    """The first tokens of each head of each layer part; nothing is copied."""
+    layout = saved.layout
+    for part, head in product(range(layout.layer_parts), range(layout.kv_heads)):
+        yield _bytes_of(saved.data[part, head, :tokens])
 
 
 def _segments(spans: Spans, tokens: int) -> tuple[Segment, ...]:
@@ -217,7 +245,7 @@ def find_lane(folder: Path, wanted: Wanted) -> Found | Unusable:
             start, header = _read_header(file)
             _check_sizes(file, header)
     except FileNotFoundError:
-        return Unusable("missing", f"session {wanted.session} is not parked here")
+        return Unusable(MISSING, f"session {wanted.session} is not parked here")
     except (UnreadableError, OSError) as error:
         return _unreadable(path, error)
     except _RefusedError as refusal:
@@ -240,11 +268,12 @@ def load_lane(found: Found) -> Restored | Unusable:
                 raise _RefusedError("replaced", f"{found.path} was replaced meanwhile; try again")
             saved = _read_payload(file, header, found.tokens)
             touch(file)
-    except (UnreadableError, OSError) as error:
+    except (UnreadableError, OSError) as error:  # It may be gone by now, too.
         return _unreadable(found.path, error)
     except _RefusedError as refusal:
         return refusal.unusable
-    return Restored(saved, found.exact, found.problem, make_spans(header.segments, header.tokens))
+    spans = make_spans(header.segments, header.tokens)
+    return Restored(saved, found.exact_tokens, found.problem, spans)
 
 
 def _unreadable(path: Path, error: OSError | UnreadableError) -> Unusable:
@@ -301,12 +330,13 @@ def _fit(path: Path, start: bytes, header: LaneHeader, wanted: Wanted) -> Found 
     tokens = usable(wanted.spans, spans, common, exact=False)
     if not tokens:
         return Unusable("other_text", "the lane's tokens are not those of the session now")
-    problem = ""
     if header.numerics != wanted.numerics:
         problem = f"the lane was computed with numerics {header.numerics}, now {wanted.numerics}"
-    elif usable(wanted.spans, spans, tokens, exact=True) < tokens:
-        problem = "the lane's tokens were computed by chunk and step in another way"
-    return Found(path, header, tokens, not problem, problem, start)
+        return Found(path, header, tokens, 0, problem, start)
+    known = min(tokens, header.exact_tokens)
+    exact = min(tokens, usable(wanted.spans, spans, known, exact=True))
+    problem = "the lane's tokens were computed by chunk and step in another way"
+    return Found(path, header, tokens, exact, "" if exact == tokens else problem, start)
 
 
 def _common_tokens(parked: array[int], ids: array[int]) -> int:
@@ -323,17 +353,15 @@ def _read_payload(file: BufferedReader, header: LaneHeader, tokens: int) -> Save
     saved = SavedLane.empty(layout, tokens)
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     token_bytes = layout.token_bytes // (layout.layer_parts * layout.kv_heads)
-    for part in range(layout.layer_parts):
-        for head in range(layout.kv_heads):
-            room = _bytes_of(saved.data[part, head])
-            if file.readinto(room) != len(room):
-                raise _damaged("it ends too early")
-            digest.update(room)
-            left = (header.tokens - tokens) * token_bytes
-            while left:
-                piece = _read(file, min(left, _PIECE_BYTES))
-                digest.update(piece)
-                left -= len(piece)
+    for room in _rows(saved, tokens):
+        if file.readinto(room) != len(room):
+            raise _damaged("it ends too early")
+        digest.update(room)
+        left = (header.tokens - tokens) * token_bytes
+        while left:
+            piece = _read(file, min(left, _PIECE_BYTES))
+            digest.update(piece)
+            left -= len(piece)
     if file.read(1) or digest.digest() != header.payload_digest:
         raise _damaged("keys and values are not what was written")
     return saved

@@ -135,6 +135,7 @@ def park_run(folder: Path, run: LaneRun, tokens: int) -> None:
         run.runner.slab.read_lane(run.lane, tokens),
         ids=run.tokens[:tokens],
         spans=run.spans,
+        exact_tokens=tokens,
         model=run.runner.folder.digest,
         numerics=run.runner.numerics,
     )

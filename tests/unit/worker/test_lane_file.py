@@ -59,6 +59,7 @@ def parked(folder: Path, tokens: int = 6, ids: array[int] = IDS) -> Path:
         saved(tokens),
         ids=ids[:tokens],
         spans=SPANS,
+        exact_tokens=100,
         model="m",
         numerics=NumericsId("n"),
     )
@@ -120,6 +121,7 @@ def test_any_session_id_names_a_file_in_the_folder(name: str, tmp_path: Path) ->
         saved(2),
         ids=IDS[:2],
         spans=SPANS,
+        exact_tokens=100,
         model="m",
         numerics=NumericsId("n"),
     )
@@ -146,6 +148,7 @@ def test_the_format_is_what_it_was(tmp_path: Path) -> None:
         layout=LAYOUT,
         ids=pack_ids(IDS),
         segments=(Segment(tokens=4), Segment(tokens=2, by_step=True)),
+        exact_tokens=6,
         token_digest=context_digest(pack_ids(IDS)),
         payload_digest=hashlib.blake2b(payload, digest_size=32).digest(),
     )
@@ -368,14 +371,47 @@ def test_a_write_that_fails_leaves_the_older_file(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+def test_a_part_of_a_saved_lane_can_be_parked(tmp_path: Path) -> None:
+    park(
+        tmp_path,
+        SESSION,
+        saved(6),
+        ids=IDS[:5],
+        spans=SPANS,
+        exact_tokens=5,
+        model="m",
+        numerics=NumericsId("n"),
+    )
+    result = restore(tmp_path, NEXT)
+    assert isinstance(result, Restored)
+    assert bits(result.saved.data) == bits(saved().data[:, :, :5])
+
+
+def test_what_was_not_exact_when_parked_is_not_exact_after(tmp_path: Path) -> None:
+    park(
+        tmp_path,
+        SESSION,
+        saved(6),
+        ids=IDS,
+        spans=SPANS,
+        exact_tokens=2,
+        model="m",
+        numerics=NumericsId("n"),
+    )
+    result = restore(tmp_path, NEXT)
+    assert isinstance(result, Restored)
+    assert (result.saved.tokens, result.exact_tokens, result.exact) == (6, 2, False)
+
+
 def test_ids_that_do_not_name_the_tokens_are_a_fault_of_the_caller(tmp_path: Path) -> None:
     with pytest.raises(Internal):
         park(
             tmp_path,
             SESSION,
             saved(3),
-            ids=IDS[:2],
+            ids=IDS[:4],
             spans=SPANS,
+            exact_tokens=100,
             model="m",
             numerics=NumericsId("n"),
         )
