@@ -24,6 +24,9 @@ from head.suspects import Suspicion
 #: Answer stages. `preparing` has its text at a text process; `ended` has a finish.
 PREPARING, QUEUED, RUNNING, ENDED = "preparing", "queued", "running", "ended"
 
+#: A moment of the time before the head's start, of which only is known that it was.
+NOT_KNOWN_S = -1.0
+
 #: From the worker's reasons to the API's; `refused` and `error` become error replies.
 FINISH_NAMES = {
     "eos": "stop",
@@ -72,6 +75,7 @@ class Answer:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     node: NodeIdentity = NodeIdentity("")
+    #: 0 is not yet.
     placed_s: float = 0.0
     first_token_s: float = 0.0
     ended_s: float = 0.0
@@ -127,7 +131,8 @@ class Answer:
     def end_body(self, text: str) -> EndBody:
         """What the `end` reply says."""
         after_first = self.ended_s - self.first_token_s
-        rate = (len(self.tokens) - 1) / after_first if self.first_token_s and after_first else 0.0
+        known = self.first_token_s > 0 and after_first > 0
+        rate = (len(self.tokens) - 1) / after_first if known else 0.0
         return EndBody(
             finish=self.finish,
             usage=AnswerUsage(
@@ -222,4 +227,5 @@ class Subscription:
 
 
 def _ms(start_s: float, end_s: float) -> float:
-    return round(max(end_s - start_s, 0.0) * 1000, 3) if end_s else 0.0
+    """Milliseconds; 0 when the end is not known, or has not been."""
+    return round(max(end_s - start_s, 0.0) * 1000, 3) if end_s > 0 else 0.0

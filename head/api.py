@@ -135,6 +135,7 @@ OPERATIONS: dict[str, Operation] = {
     "session.generate": lambda api, request, now: api.sessions.generate(request, now),
     "session.finish": lambda api, request, now: api.sessions.finish(request, now),
     "session.get": lambda api, request, now: api.sessions.get(request, now),
+    "session.ls": lambda api, request, now: api.sessions.ls(request, now),
     "tokenize": Api.tokenize,
     "detokenize": Api.detokenize,
     "put_blob": lambda api, request, now: api.blobs.put_blob(request, now),

@@ -10,7 +10,7 @@ what is new; after `idle_s` without one, or when the node leaves, the place is g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from bus.context import TokenContext
 from bus.errors import ContextLengthExceeded, Invalid, NotFound, RateLimited, SessionBusy
@@ -62,6 +62,9 @@ class MadeSessions:
     def __len__(self) -> int:
         return len(self._made)
 
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._made.values())
+
     # --- what clients do ----------------------------------------------------------------------
 
     def create(
@@ -78,7 +81,13 @@ class MadeSessions:
                 retry_after_ms=1000,
             )
         made = Session(
-            id=session, model=model, context=TokenContext(), made=True, owner=owner, qos=qos
+            id=session,
+            model=model,
+            context=TokenContext(),
+            made=True,
+            owner=owner,
+            qos=qos,
+            created_s=now,
         )
         self._add(made)
         self._outbox.persist(
@@ -183,6 +192,7 @@ class MadeSessions:
                 made=True,
                 owner=one.owner,
                 qos=one.qos,
+                created_s=self._book.from_wall(one.created_wall_s),
                 ended_s=self._book.from_wall(one.ended_wall_s) if one.ended_wall_s else None,
             )
             for content in one.contents:

@@ -9,7 +9,7 @@ from bus.errors import error_from_dict
 from bus.ids import NodeIdentity, PackedIds, count_ids, unpack_ids
 from bus.messages.parts import BlobRef
 from bus.messages.sampling import SamplingParams
-from head.answers import ENDED, PREPARING, Answer
+from head.answers import ENDED, NOT_KNOWN_S, PREPARING, Answer
 from head.book import AnswerBook
 from head.rows import FINISHED, StoredAnswer
 
@@ -49,5 +49,7 @@ def answer_from(stored: StoredAnswer, book: AnswerBook, now: float) -> Answer:
         prompt_tokens=stored.prompt_tokens or count_ids(stored.prompt),
         cached_tokens=stored.cached_tokens,
         node=stored.node or NodeIdentity(""),
+        placed_s=NOT_KNOWN_S if stored.node else 0.0,
+        first_token_s=NOT_KNOWN_S if stored.tokens else 0.0,
         ended_s=book.from_wall(stored.finished_wall_s) if finished else 0.0,
     )

@@ -1,4 +1,4 @@
-"""The operations on sessions that clients make: create, append, generate, finish, get."""
+"""The operations on sessions that clients make: create, append, generate, finish, get, ls."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from bus.messages.api import (
 from bus.messages.text import Described, Encode, Encoded
 from head.answer_operations import LOCAL_OWNER, AnswerOperations, only_known
 from head.operation import ApiRequest, Core
+from head.session_listing import SessionListRequest, session_page
 from head.sessions import Session
 
 #: The names of QoS classes, by number.
@@ -89,6 +90,12 @@ class SessionOperations:
             ids = session.context.slice(asked.offset, asked.offset + asked.limit)
             body["ids"] = list(unpack_ids(ids))
         self._core.outbox.reply(request.end(body))
+
+    def ls(self, request: ApiRequest, now: float) -> None:
+        asked = from_map(SessionListRequest, request.body)
+        core = self._core
+        page = session_page(asked, LOCAL_OWNER, core.runs.made, core.book, now)
+        core.outbox.reply(request.end(page))
 
     # --- parts --------------------------------------------------------------------------------
 

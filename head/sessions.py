@@ -56,6 +56,7 @@ class Session:
     made: bool = False
     owner: str = ""
     qos: int = 0
+    created_s: float = 0.0
     #: Text for it is being tokenized.
     appending: bool = False
     ended_s: float | None = None

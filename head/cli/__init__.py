@@ -18,7 +18,7 @@ import click
 
 from bus.errors import SuperfluidError
 from bus.version import __version__
-from head.cli import attach, chat, demo, doctor, keys, logs, models, nodes, services
+from head.cli import attach, chat, demo, doctor, keys, logs, models, nodes, services, sessions
 from head.cli.context import CliContext, pass_context
 from head.cli.logs import EXIT_INTERRUPTED
 from head.cli.output import format_option, print_error, print_json
@@ -155,6 +155,7 @@ for _command in (
     chat.run,
     chat.chat,
     attach.attach,
+    sessions.session,
     keys.token,
     doctor.doctor,
     demo.demo,

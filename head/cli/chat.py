@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 import click
 
 from bus.answer import Answer
-from bus.call import Call, Placed, Queued, Token
+from bus.call import Call, Placed, Queued, StreamEvent, Token
 from bus.client import Client
+from bus.client_session import OtherEvent
 from bus.errors import NotFound, SuperfluidError
 from bus.ids import U32_MAX, U64_MAX, ModelName
 from bus.messages.api import QOS_CLASSES, GenerationOptions
@@ -80,19 +81,37 @@ def print_stream(call: Call) -> Answer:
             if isinstance(event, Token):
                 click.echo(event.text, nl=False)
                 sys.stdout.flush()
-            elif isinstance(event, Queued) and sys.stderr.isatty():
-                note(f"queued, position {event.position}")
-            elif isinstance(event, Placed) and sys.stderr.isatty():
-                note(f"placed on {event.node}")
+            elif sys.stderr.isatty() and (text := event_note(event)):
+                if call.text and not call.text.endswith("\n"):
+                    click.echo(err=True)
+                note(text)
         return stream.result()
 
 
+def event_note(event: StreamEvent) -> str:
+    """What a person is told of an event beside tokens; empty for nothing."""
+    if isinstance(event, Queued):
+        return f"queued, position {event.position}"
+    if isinstance(event, Placed):
+        return f"placed on {event.node}, session {event.session}"
+    if isinstance(event, OtherEvent) and event.type == "moved":
+        came, goes, why = (str(event.body.get(key) or "") for key in ("from", "to", "reason"))
+        on = "goes on there again" if came == goes else f"goes on on {goes}"
+        return f"moved: {came} was lost{why and f' ({why})'}; the answer {on}"
+    return ""
+
+
 def summary(answer: Answer) -> str:
-    """One line: who served it, how much, how fast, and how it ended."""
-    return (
-        f"[{answer.node}: {answer.usage.completion} tokens, {answer.timing.tokens_per_s:.1f} "
-        f"tokens/s, first after {answer.timing.first_token_ms:.0f} ms, {answer.finish}]"
-    )
+    """One line: who served it, how much, how fast, how it ended, and what `attach` takes.
+
+    What a head does not know any more, since it was restarted meanwhile, is left out.
+    """
+    told = [f"{answer.usage.completion} tokens"]
+    if answer.timing.tokens_per_s:
+        told.append(f"{answer.timing.tokens_per_s:.1f} tokens/s")
+    if answer.timing.first_token_ms:
+        told.append(f"first after {answer.timing.first_token_ms:.0f} ms")
+    return f"[{answer.node}: {', '.join(told)}, {answer.finish}; session {answer.session}]"
 
 
 @click.command()

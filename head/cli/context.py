@@ -21,7 +21,8 @@ _NAME = "sfctl"
 #: has its program's path already.
 _COMMAND = re.compile(
     r"(?<!on the head with: )(?<!on the head's machine too: )"
-    r"(?<![\w/.-])sfctl ((?:up|down|logs|status|node|model|run|chat|attach|session|token|doctor|demo)\b)"
+    r"(?<![\w/.-])sfctl "
+    r"((?:up|down|logs|status|node|model|run|chat|attach|session|token|doctor|demo)\b)"
     r"(?![^`]*` on its machine)"
 )
 

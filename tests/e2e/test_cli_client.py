@@ -49,6 +49,14 @@ NODE: Body = {
     ],
 }
 MODEL: Body = {"name": "toy", "ready": True, "nodes": ["node-1-abc"], "window_tokens": 512}
+SESSION: Body = {
+    "model": "toy",
+    "state": "ended",
+    "finish": "stop",
+    "tokens": 3,
+    "answer_tokens": 2,
+    "age_s": 61.0,
+}
 TEXTS = ("Hi", " there")
 HEAD: Body = {"id": "h1", "version": "0.1.0", "uptime_s": 5.0, "placement": "load-aware"}
 
@@ -71,6 +79,11 @@ class _Fleet:
             return [{"kind": "end", "nodes": [self.node]}]
         if body["op"] == "models":
             return [{"kind": "end", "models": [model]}]
+        if body["op"] == "session.ls":
+            below = int(body.get("after", "s-99-0").split("-")[1])
+            numbers = list(range(below - 1, 0, -1))[: body["limit"]]
+            rows = [SESSION | {"session": f"s-{number}-0"} for number in numbers]
+            return [{"kind": "end", "sessions": rows, "next": rows[-1]["session"]}]
         if body["op"] == "attach":
             first = body["offset"]
             return [*(token(i, [i], t) for i, t in enumerate(TEXTS) if i >= first), end(len(TEXTS))]
@@ -98,7 +111,9 @@ def test_run_streams_to_stdout_and_tells_the_rest_on_stderr(
 ) -> None:
     result = _sfctl(fleet[1], "run", "toy", "hello", "--max-new", "9", "--system", "be brief")
     assert (result.exit_code, result.stdout) == (0, "Hi there\n")
-    assert result.stderr == ("[node-1-abc: 2 tokens, 50.0 tokens/s, first after 20 ms, stop]\n")
+    assert result.stderr == (
+        "[node-1-abc: 2 tokens, 50.0 tokens/s, first after 20 ms, stop; session s1]\n"
+    )
     (request,) = fleet[1].requests
     assert (request["op"], request["max_new"]) == ("chat", 9)
     assert [m["role"] for m in request["messages"]] == ["system", "user"]
@@ -398,3 +413,19 @@ def test_logs_take_the_name_of_the_fleet_too(tmp_path: Path) -> None:
     assert "there is: node-1, node-2" in missing.stderr
     (tmp_path / "log" / "head.log").write_text("of the head\n")
     assert CliRunner().invoke(cli, logs).stdout == "of the head\n"
+
+
+def test_sessions_are_listed_page_by_page_as_far_as_asked(
+    fleet: tuple[_Fleet, ScriptedHead],
+) -> None:
+    result = _sfctl(fleet[1], "session", "ls", "-n", "2")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        "SESSION  MODEL  STATE  FINISH  TOKENS  ANSWER  AGE",
+        "s-98-0   toy    ended  stop    3       2       1 min",
+        "s-97-0   toy    ended  stop    3       2       1 min",
+    ]
+    assert "show more with: " in result.stderr
+    assert [body.get("limit") for body in fleet[1].requests] == [3]
+    shown = json.loads(_sfctl(fleet[1], "session", "ls", "-n", "60", "-o", "json").stdout)
+    assert [row["session"] for row in shown] == [f"s-{n}-0" for n in range(98, 38, -1)]
