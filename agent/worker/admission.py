@@ -11,7 +11,7 @@ in host memory.
 from __future__ import annotations
 
 from agent.worker.lanes import Lanes, lane_of
-from agent.worker.preemption import make_safe, victim
+from agent.worker.preemption import MAY_PREEMPT, make_safe, victim
 from agent.worker.priority import Rank, class_of, rank
 from agent.worker.reuse import Reuse, Source
 from agent.worker.sequence import LOWEST_CLASS, Sequence
@@ -69,7 +69,7 @@ class Admission:
         self._served.clear()
         self.look_at = None
         startable = self.startable()
-        if not startable:
+        if not startable or not self._lane_is_to_be_had(startable):
             return
         prefilling = self._lanes.running(chunk=True)
         first = min((rank(s, now) for s in prefilling), default=None)
@@ -84,10 +84,22 @@ class Admission:
         if passed_over and any(s.paused for s in self._lanes):
             self.look_at = now + LOOK_AGAIN_S
 
+    def _lane_is_to_be_had(self, startable: list[Sequence]) -> bool:
+        return (
+            self._lanes.free > 0
+            or any(s.qos <= MAY_PREEMPT for s in startable)
+            or any(s.paused for s in self._lanes)
+        )
+
     def _let_in(
         self, sequence: Sequence, prefilling: list[Sequence], passed_over: int, now: float
     ) -> bool:
         """Give a sequence a lane that none of those passed over needs; False when it can not be."""
+        leaving = None
+        if self._lanes.free <= passed_over:
+            leaving = None if self._lanes.free else victim(sequence, self._lanes, now)
+            if leaving is None:
+                return False
         source = None
         if not sequence.computed:
             source = self._reuse.best_source(sequence, self._lanes)
@@ -96,11 +108,7 @@ class Admission:
                 known = self._served.get(leader.generation, LOWEST_CLASS)
                 self._served[leader.generation] = min(known, class_of(sequence, now))
                 return False
-        if self._lanes.free > passed_over:
-            self._place(sequence, source, now)
-            return True
-        leaving = None if self._lanes.free else victim(sequence, self._lanes, now)
-        if leaving is None or not self._preempt(leaving, now):
+        if leaving is not None and not self._preempt(leaving, now):
             return False
         self._place(sequence, source, now)
         return True

@@ -1,29 +1,23 @@
-"""Drives a scheduler as an engine does: lists of what was fed take the model's place.
+"""Drives a scheduler as an engine does. The slab and host memory are real, the model is not.
 
-A lane is a list of cells, one for each position: the token fed, whether by step, and the mark of
-the sequence state it was fed in, which stands for the bits of its keys and values. Cells that hang
-on other cells before them have another mark, so a lane put together wrongly shows.
+What stands for the keys and values of a token are three numbers: the token, whether it went by
+step, and a hash of both over it and all before it. So a lane that was put together wrongly shows,
+down to how its tokens were computed.
 """
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
+from agent.worker.kv_cache import HostSlab, LaneShape
 from agent.worker.scheduler import Scheduler
-from agent.worker.work import (
-    CopyPrefix,
-    DecodeStep,
-    DropSaved,
-    Emission,
-    LaneOp,
-    LoadLane,
-    MoveLane,
-    Outcome,
-    PrefillChunk,
-    SaveLane,
-    Transfers,
-    Work,
-)
+from agent.worker.transfers import Transfers
+from agent.worker.work import DecodeStep, Emission, LaneOp, MoveLane, Outcome, PrefillChunk, Work
 from bus.errors import Internal
 from bus.ids import GenerationId, pack_ids
 from bus.messages.parts import Finish, Segment
@@ -36,11 +30,12 @@ NEXT = 5
 
 STEP, CHUNK = True, False
 
-#: What one token takes in the driver's host memory.
-TOKEN_BYTES = 10
+_FACTS = 3
+#: What one token takes in the driver's memory.
+TOKEN_BYTES = 8 * _FACTS
+_MARK_BITS = 62
 
-#: Token, whether by step, hash of this and all cells before it.
-Cell = tuple[int, bool, int]
+Cells = npt.NDArray[np.int64]
 
 
 def submit(
@@ -71,12 +66,33 @@ def submit(
     )
 
 
+def _cell(token: int, kind: bool, before: Cells | None) -> Cells:
+    mark = hash((token, kind, int(before[2]) if before is not None else 0))
+    return np.array([token, kind, mark % (1 << _MARK_BITS)], np.int64)
+
+
+class FaultyTransfers(Transfers):
+    """Operations of the kinds in `failing` fail, as when the system has no memory."""
+
+    failing: frozenset[type[LaneOp]] = frozenset()
+
+    def _do(self, op: LaneOp) -> None:
+        if type(op) in self.failing:
+            raise Internal("no memory")
+        super()._do(op)
+
+
+def telling_token(context: Iterable[int]) -> int:
+    """A next token that any change of the context changes, most likely."""
+    return 10 + zlib.crc32(pack_ids(context)) % 4000
+
+
 @dataclass
 class Driver:
     """Runs turns as an engine does, and checks each against the lanes' contents.
 
-    `chunk_rate` and `step_s` set, time passes as work takes it; else each unit takes `elapsed_s`
-    and `now` stands still.
+    With `chunk_rate` and `step_s`, time passes as work takes it; else each unit takes `elapsed_s`
+    and `now` stands still. With `telling`, the next token follows from the whole context.
     """
 
     lanes: int = 4
@@ -87,6 +103,7 @@ class Driver:
     host_bytes: int = 0
     chunk_rate: float = 0.0
     step_s: float = 0.0
+    telling: bool = False
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(
@@ -96,8 +113,11 @@ class Driver:
             token_bytes=TOKEN_BYTES,
             host_kv_bytes=self.host_bytes,
         )
-        self.cells: list[list[Cell]] = [[] for _ in range(self.lanes)]
-        self.saved: dict[int, list[Cell]] = {}
+        shape = LaneShape(1, self.window, _FACTS, np.dtype(np.int64))
+        self.slab = HostSlab(1, self.lanes, shape)
+        self.transfers = FaultyTransfers(self.slab, self.host_bytes)
+        #: What a generation's lane must hold, as far as it was looked at.
+        self.expected: dict[int, Cells] = {}
         self.submits: dict[int, Submit] = {}
         self.chunks: list[tuple[int, int, int]] = []
         self.kinds: list[str] = []
@@ -105,8 +125,6 @@ class Driver:
         self.ops: list[LaneOp] = []
         self.emitted: list[Emission] = []
         self.first_at: dict[int, float] = {}
-        #: Operations that fail when they come.
-        self.failing: set[type[LaneOp]] = set()
 
     @property
     def moves(self) -> list[MoveLane]:
@@ -136,15 +154,14 @@ class Driver:
 
     def check(self) -> None:
         self.scheduler.check_integrity()
-        if not self.scheduler.has_transfers and not self.failing:
-            saved = sum(TOKEN_BYTES * len(cells) for cells in self.saved.values())
-            assert saved == self.scheduler.kv_host_bytes
+        if not self.scheduler.has_transfers:
+            assert self.transfers.host.nbytes == self.scheduler.kv_host_bytes
         assert self.scheduler.kv_host_bytes <= self.host_bytes
 
     def turn(self) -> bool:
         """One turn; False when there was nothing to run."""
         work = self.scheduler.next_work(self.now)
-        self.check()
+        self.scheduler.check_integrity()
         if work is not None and self._transfer(work):
             if isinstance(work, PrefillChunk):
                 self._run_chunk(work)
@@ -161,39 +178,15 @@ class Driver:
     # --- lanes ----------------------------------------------------------------------------
 
     def _transfer(self, work: Work) -> bool:
-        lost = [op for op in work.ops if not self._do(op)]
+        self.ops += work.ops
+        lost = self.transfers.run(work.ops)
         for op in lost:
             self.scheduler.lose(op)
-        if isinstance(work, Transfers):
-            self.kinds.append("transfers")
         return not lost
 
-    def _do(self, op: LaneOp) -> bool:
-        self.ops.append(op)
-        if type(op) in self.failing:
-            return False
-        match op:
-            case MoveLane() | CopyPrefix():
-                assert len(self.cells[op.src]) >= op.tokens
-                self.cells[op.dst] = self.cells[op.src][: op.tokens]
-            case SaveLane():
-                assert op.entry not in self.saved
-                assert len(self.cells[op.lane]) >= op.tokens > 0
-                self.saved[op.entry] = self.cells[op.lane][: op.tokens]
-                assert sum(TOKEN_BYTES * len(c) for c in self.saved.values()) <= self.host_bytes
-            case LoadLane():
-                assert len(self.saved[op.entry]) >= op.tokens > 0
-                self.cells[op.lane] = self.saved[op.entry][: op.tokens]
-            case DropSaved():
-                del self.saved[op.entry]
-        return True
-
     def _feed(self, lane: int, position: int, token: int, kind: bool) -> None:
-        cells = self.cells[lane]
-        assert len(cells) >= position, "a run would attend to what was never fed"
-        del cells[position:]
-        mark = hash((token, kind, cells[-1][2] if cells else 0))
-        cells.append((token, kind, mark))
+        cells: Cells = self.slab.arrays[0][lane, 0]
+        cells[position] = _cell(token, kind, cells[position - 1] if position else None)
 
     def _run_chunk(self, chunk: PrefillChunk) -> None:
         self.kinds.append("chunk")
@@ -222,17 +215,24 @@ class Driver:
     def _check_lane(self, generation: int, lane: int, length: int) -> None:
         """What a row attends to are its own tokens, and those it asks for exactly are just so."""
         sequence = self.scheduler._known[GenerationId(generation)]
-        cells = self.cells[lane][:length]
-        assert [cell[0] for cell in cells] == list(sequence.tokens[:length])
-        exact_tokens = length if sequence.exact else min(length, sequence.exact_tokens)
-        mark = 0
-        for position in range(exact_tokens):
-            want = next((s.by_step for s in sequence.spans if position < s.stop), STEP)
-            mark = hash((sequence.tokens[position], want, mark))
-            assert cells[position] == (sequence.tokens[position], want, mark)
-        for position in range(exact_tokens, length):
-            want = next((s.by_step for s in sequence.spans if position < s.stop), STEP)
-            assert cells[position][1] or not want, "a replay by step took a chunk's"
+        cells: Cells = self.slab.arrays[0][lane, 0, :length]
+        expected = self._expected(generation, length)
+        exact = length if sequence.exact else min(length, sequence.exact_tokens)
+        assert (cells[:exact] == expected[:exact]).all()
+        assert (cells[:, 0] == expected[:, 0]).all()
+        assert (cells[:, 1] >= expected[:, 1]).all(), "a replay by step took over a chunk's"
+
+    def _expected(self, generation: int, length: int) -> Cells:
+        """What its lane holds when it computes everything itself."""
+        sequence = self.scheduler._known[GenerationId(generation)]
+        found = self.expected.setdefault(generation, np.zeros((0, _FACTS), np.int64))
+        rows = list(found)
+        for position in range(len(rows), length):
+            kind = next((s.by_step for s in sequence.spans if position < s.stop), STEP)
+            rows.append(_cell(sequence.tokens[position], kind, rows[-1] if rows else None))
+        if len(rows) > len(found):
+            found = self.expected[generation] = np.array(rows)
+        return found[:length]
 
     # --- what comes of it -----------------------------------------------------------------
 
@@ -245,6 +245,8 @@ class Driver:
 
     def _draw(self, generation: int) -> Outcome:
         token = self.tokens.pop(0) if self.tokens else NEXT
+        if self.telling:
+            token = telling_token(self.scheduler._known[GenerationId(generation)].tokens)
         if token is None:
             return Outcome(None, error=Internal("logits are no numbers"))
         ignore = self.submits[generation].sampling.ignore_eos
