@@ -129,3 +129,17 @@ def test_the_winner_is_the_best_of_those_that_the_definition_keeps(
         score = scaled[ids] + gumbel(position_state(rule.seed, position), ids)
         drawn = sample(logits[None], [make_state(rule, vocab)], [position])[0]
         assert drawn.token == int(ids[score.argmax()])
+
+
+@pytest.mark.parametrize("kept_tokens", [100, 4000, 12_000])
+def test_min_p_holds_among_the_unlikely(kept_tokens: int) -> None:
+    # e^-8.5 of the best is above 1e-4 and e^-9.5 below: what is below has a large share of all.
+    logits = np.full(40_000, -9.5, np.float32)
+    logits[: kept_tokens + 1] = -8.5
+    logits[0] = 0.0
+    rule = SamplingParams(min_p=1e-4)
+    score = logits[: kept_tokens + 1].astype(np.float64)
+    for position in range(40):
+        noise = gumbel(position_state(0, position), np.arange(kept_tokens + 1))
+        drawn = sample(logits[None], [make_state(rule, 40_000)], [position])[0]
+        assert drawn.token == int((score + noise).argmax())
