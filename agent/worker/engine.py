@@ -53,7 +53,7 @@ class Engine:
                 model=folder.digest, numerics=runner.numerics, salt=salt
             ),
         )
-        self._transfers = Transfers(runner.slab, host_kv_bytes)
+        self.transfers = Transfers(runner.slab, host_kv_bytes)
         self._draws = Draws(
             vocab=folder.signature.vocab,
             eos_ids=folder.eos_ids,
@@ -179,7 +179,7 @@ class Engine:
             Internal: the scheduler contradicts itself, or host memory is not what it counts.
         """
         self.scheduler.check_integrity()
-        counted, held = self.scheduler.kv_host_bytes, self._transfers.host.nbytes
+        counted, held = self.scheduler.kv_host_bytes, self.transfers.host.nbytes
         if not self.scheduler.has_transfers and counted != held:
             raise Internal(f"host memory has {held} bytes, and the scheduler counts {counted}")
 
@@ -192,7 +192,7 @@ class Engine:
 
     def _transferred(self, work: Work) -> bool:
         """Copy what is to be copied before the run; False when the run can not be done so."""
-        lost = self._transfers.run(work.ops) if work.ops else []
+        lost = self.transfers.run(work.ops) if work.ops else []
         for op in lost:
             self.scheduler.lose(op)
         return not lost

@@ -28,7 +28,7 @@ from agent.worker.prefix_cache import (
 )
 from agent.worker.sequence import Sequence
 from agent.worker.spans import Spans, tokens_by_chunk, usable
-from agent.worker.work import DropSaved, LaneOp, SaveLane
+from agent.worker.work import DropSaved, LaneOp, SaveLane, TakeRestored
 from bus.errors import Internal
 
 #: At least so many tokens of a prompt are computed: the next token needs logits, and a chunk of
@@ -69,8 +69,8 @@ class Holder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Prefix:
-    """What an entry of the cache holds."""
+class Prefix:
+    """What an entry of the cache holds: all its tokens, the first `exact_tokens` as `spans` say."""
 
     tokens: array[int]
     spans: Spans
@@ -93,7 +93,7 @@ class Reuse:
         self._cache = PrefixCache(budget_bytes)
         self._token_bytes = token_bytes
         self._seed = seed
-        self._prefixes: dict[int, _Prefix] = {}
+        self._prefixes: dict[int, Prefix] = {}
         #: Tokens of preempted sequences.
         self._held: dict[int, int] = {}
 
@@ -166,13 +166,21 @@ class Reuse:
         by_chunk = min(tokens_by_chunk(sequence.spans, tokens), sequence.exact_tokens)
         if match and not self._has_news(sequence, match, by_chunk):
             return []
-        added = self._cache.add(hashes, tokens_by_chunk=by_chunk, nbytes=tokens * self._token_bytes)
-        if added is None:
-            return []
-        self._prefixes[added.entry] = _Prefix(
+        prefix = Prefix(
             sequence.tokens[:tokens], sequence.spans, sequence.exact_tokens, sequence.salt
         )
-        return [*self._dropped(added.evicted), SaveLane(lane, added.entry, tokens)]
+        kept = self._keep(prefix, hashes)
+        return [] if kept is None else [*kept[1], SaveLane(lane, kept[0], tokens)]
+
+    def _keep(self, prefix: Prefix, hashes: list[bytes]) -> tuple[int, list[LaneOp]] | None:
+        """An entry for a prefix, and what must go first; None when it is not kept."""
+        tokens = len(prefix.tokens)
+        by_chunk = min(tokens_by_chunk(prefix.spans, tokens), prefix.exact_tokens)
+        added = self._cache.add(hashes, tokens_by_chunk=by_chunk, nbytes=tokens * self._token_bytes)
+        if added is None:
+            return None
+        self._prefixes[added.entry] = prefix
+        return added.entry, self._dropped(added.evicted)
 
     def _has_news(self, sequence: Sequence, match: Match, by_chunk: int) -> bool:
         """Whether a lane has much that the entry, the best there is, has not."""
@@ -213,6 +221,28 @@ class Reuse:
             self._prefixes.pop(entry, None)
             ops.append(DropSaved(entry))
         return ops
+
+    # --- what is parked and restored -----------------------------------------------------
+
+    def pin_longest(self, tokens: array[int], salt: bytes) -> tuple[int, Prefix] | None:
+        """The entry with most of a session's tokens, and these; it stays until `unpin`."""
+        match = self._cache.find(prefix_hashes(self._seed(salt), tokens), exact=False)
+        if match is None:
+            return None
+        found = self._prefixes[match.entry]
+        common = common_tokens(tokens, found.tokens, min(len(tokens), len(found.tokens)))
+        self._cache.pin(match.entry)
+        exact_tokens = min(common, found.exact_tokens)
+        return match.entry, Prefix(tokens[:common], found.spans, exact_tokens, salt)
+
+    def unpin(self, entry: int) -> list[LaneOp]:
+        """Let an entry go that `pin_longest` gave."""
+        return self._dropped(self._cache.unpin(entry))
+
+    def adopt(self, prefix: Prefix) -> tuple[int, list[LaneOp]] | None:
+        """An entry for a prefix that was read from a file; None when it is not kept."""
+        kept = self._keep(prefix, prefix_hashes(self._seed(prefix.salt), prefix.tokens))
+        return None if kept is None else (kept[0], [*kept[1], TakeRestored(kept[0])])
 
     # --- figures --------------------------------------------------------------------------
 

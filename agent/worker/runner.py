@@ -14,6 +14,7 @@ from typing import Protocol
 
 from agent.worker.engine import Engine
 from agent.worker.output_buffer import OutputBuffer
+from agent.worker.parking import Parking, refuse
 from bus.errors import DecodeError, Invalid, SuperfluidError
 from bus.log import EventLog
 from bus.messages.parts import Finish, Usage
@@ -22,12 +23,15 @@ from bus.messages.worker import (
     WORKER,
     Accepted,
     Cancel,
+    Forget,
     Output,
     OutputRun,
+    Park,
     Pause,
     Ping,
     Pong,
     Rejected,
+    Restore,
     Resume,
     Stop,
     Submit,
@@ -37,8 +41,8 @@ log = EventLog(__name__)
 
 #: How long to wait for a message before sending to a full pipe is tried again.
 SEND_RETRY_S = 0.005
-#: How often to see whether a grammar is built, when there is nothing else to do.
-GRAMMAR_POLL_S = 0.005
+#: How often to see whether a grammar is built or a file read, when there is nothing else to do.
+POLL_S = 0.005
 #: While there is work, the agent is told of progress at least this often, between two turns.
 REPORT_S = 1.0
 NO_FILES = "this model takes no files; leave blobs out, or choose a model that does"
@@ -61,12 +65,20 @@ class Worker:
         pipe: to the agent.
         engine: with its model loaded.
         clock: gives `now`.
+        parking: None where sessions are not parked.
     """
 
-    def __init__(self, pipe: Pipe, engine: Engine, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        pipe: Pipe,
+        engine: Engine,
+        clock: Callable[[], float],
+        parking: Parking | None = None,
+    ) -> None:
         self._pipe = pipe
         self._engine = engine
         self._clock = clock
+        self._parking = parking
         self._buffer = OutputBuffer()
         self._outbox: deque[bytes] = deque()
         self._stopped = False
@@ -93,6 +105,8 @@ class Worker:
         now = self._clock()
         for emission in emissions:
             self._buffer.add(emission, now)
+        for reply in self._parking.poll() if self._parking else ():
+            self.post(reply)
 
     def _flush(self) -> None:
         due = self._buffer.due_at(self._engine.step_s)
@@ -117,7 +131,8 @@ class Worker:
             return 0.0
         due = self._buffer.due_at(self._engine.step_s)
         now = self._clock()
-        poll = now + GRAMMAR_POLL_S if self._engine.building else None
+        beside = self._engine.building or (self._parking is not None and self._parking.busy)
+        poll = now + POLL_S if beside else None
         times = [at for at in (due, self._engine.next_deadline(), poll) if at is not None]
         return max(0.0, min(times) - now) if times else None
 
@@ -146,6 +161,8 @@ class Worker:
                 self._engine.pause(message.generation, self._clock())
             case Resume():
                 self._engine.resume(message.generation)
+            case Park() | Restore() | Forget():
+                self._park(message)
             case Ping():
                 stats, prefixes = self._engine.stats(), self._engine.prefix_digests()
                 self.post(Pong(nonce=message.nonce, stats=stats, prefixes=prefixes))
@@ -153,6 +170,12 @@ class Worker:
                 self._stopped = True
             case _:
                 log.error("message_unexpected", kind=type(message).__name__)
+
+    def _park(self, request: Park | Restore | Forget) -> None:
+        if self._parking is not None:
+            self._parking.start(request)
+        elif (reply := refuse(request)) is not None:
+            self.post(reply)
 
     def _submit(self, submit: Submit) -> None:
         if submit.files:

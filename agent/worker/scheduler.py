@@ -14,7 +14,7 @@ On its way into a lane (`admission`) a sequence takes over what others have comp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 
 from agent.worker.admission import Admission
@@ -32,6 +32,7 @@ from agent.worker.work import (
     Outcome,
     PrefillChunk,
     SaveLane,
+    TakeRestored,
     Transfers,
     Work,
 )
@@ -77,8 +78,8 @@ class Scheduler:
         self.pacer = TurnPacer()
         self._vocab = vocab
         self._lanes = Lanes(lanes)
-        self._reuse = Reuse(budget_bytes=host_kv_bytes, token_bytes=token_bytes, seed=prefix_seed)
-        self._admission = Admission(self._lanes, self._reuse)
+        self.reuse = Reuse(budget_bytes=host_kv_bytes, token_bytes=token_bytes, seed=prefix_seed)
+        self._admission = Admission(self._lanes, self.reuse)
         self._known: dict[GenerationId, Sequence] = {}
         self._emissions: list[Emission] = []
         self._arrivals = 0
@@ -248,12 +249,16 @@ class Scheduler:
 
         The unit of work that carried it is not run; the operations behind it are done.
         """
-        if isinstance(op, SaveLane):
+        if isinstance(op, SaveLane | TakeRestored):
             self._admission.lose_saved(op.entry)
         elif not isinstance(op, DropSaved):
             lane = op.lane if isinstance(op, LoadLane) else op.dst
             for sequence in [s for s in self._lanes if s.lane == lane]:
                 sequence.rewind()
+
+    def add_transfers(self, ops: Iterable[LaneOp]) -> None:
+        """Have operations done with the next unit of work, after those that wait already."""
+        self._lanes.add_ops(ops)
 
     def take_emissions(self) -> list[Emission]:
         """What happened since the last call, in order."""
@@ -284,7 +289,7 @@ class Scheduler:
             self._admission.remove(sequence)
             return
         if finish.reason != "error":
-            self._lanes.add_ops(self._reuse.keep_prefix(sequence, sequence.lane))
+            self._lanes.add_ops(self.reuse.keep_prefix(sequence, sequence.lane))
         self._lanes.vacate(sequence)
 
     def _emit(
@@ -338,11 +343,11 @@ class Scheduler:
     @property
     def kv_host_bytes(self) -> int:
         """Host memory that preempted lanes and prefixes take."""
-        return self._reuse.host_bytes
+        return self.reuse.host_bytes
 
     def prefix_digests(self) -> tuple[bytes, ...]:
         """Hashes of the prefixes in host memory, newest first."""
-        return self._reuse.digests()
+        return self.reuse.digests()
 
     def next_deadline(self) -> float | None:
         """When a turn is needed although nothing can run: a wall budget, or a paused lane."""
@@ -366,7 +371,7 @@ class Scheduler:
         )
         if not sound:
             raise Internal(f"the scheduler contradicts itself: {placed}, {waiting}")
-        self._reuse.check_integrity(waiting)
+        self.reuse.check_integrity(waiting)
 
 
 def _reason_to_end(sequence: Sequence, outcome: Outcome, now: float) -> str:

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from agent.worker.host_kv import HostKv
-from agent.worker.kv_cache import KvSlab
-from agent.worker.work import CopyPrefix, DropSaved, LaneOp, LoadLane, MoveLane, SaveLane
+from agent.worker.kv_cache import KvSlab, SavedLane
+from agent.worker.work import (
+    CopyPrefix,
+    DropSaved,
+    LaneOp,
+    LoadLane,
+    MoveLane,
+    SaveLane,
+    TakeRestored,
+)
 from bus.errors import Internal
 from bus.log import EventLog
 
@@ -27,6 +35,8 @@ class Transfers:
     def __init__(self, slab: KvSlab, budget_bytes: int) -> None:
         self._slab = slab
         self.host = HostKv(budget_bytes)
+        #: What was read from files, for operations that will come.
+        self.restored: dict[int, SavedLane] = {}
 
     def run(self, ops: Iterable[LaneOp]) -> list[LaneOp]:
         """Do all that can be done.
@@ -61,6 +71,8 @@ class Transfers:
                 self.host.save(op.entry, self._slab, op.lane, op.tokens)
             case LoadLane():
                 self.host.load(op.entry, self._slab, op.lane, op.tokens)
+            case TakeRestored():
+                self.host.put(op.entry, self.restored.pop(op.entry))
             case DropSaved():
                 if op.entry in self.host.entries():  # It could not be saved, then.
                     self.host.drop(op.entry)

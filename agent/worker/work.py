@@ -58,7 +58,14 @@ class DropSaved:
     entry: int
 
 
-LaneOp = MoveLane | CopyPrefix | SaveLane | LoadLane | DropSaved
+@dataclass(frozen=True, slots=True)
+class TakeRestored:
+    """Keep as `entry` what was read from a file."""
+
+    entry: int
+
+
+LaneOp = MoveLane | CopyPrefix | SaveLane | LoadLane | DropSaved | TakeRestored
 
 
 @dataclass(frozen=True, slots=True)

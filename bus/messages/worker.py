@@ -3,6 +3,7 @@
 The agent sends `Submit`, `Cancel`, `Pause`, `Resume`, `Ping`, `Stop`; the worker answers `Ready`
 once, then `Accepted` or `Rejected` for each submit, `Output` for tokens, `Pong` when asked and as
 it works, or `Failed` before it ends by itself. The agent keeps a submit until it is accepted.
+`Park` is answered by `Parked` and `Restore` by `Restored`, in their order; `Forget` by nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Annotated
 
 from bus.codec import Codec
 from bus.fields import MaxBytes, MaxItems, Range
-from bus.ids import GenerationId, NumericsId, PackedIds, WorkerIncarnation
+from bus.ids import GenerationId, NumericsId, PackedIds, SessionId, WorkerIncarnation
 from bus.messages.parts import (
     U8,
     U32,
@@ -23,6 +24,8 @@ from bus.messages.parts import (
 from bus.messages.sampling import SamplingParams
 
 Path = Annotated[str, MaxBytes(4096)]
+Session = Annotated[SessionId, MaxBytes(64)]
+Salt = Annotated[bytes, MaxBytes(32)]
 
 WORKER = Codec("worker", max_bytes=64 * 1024 * 1024)
 #: The nonce of a Pong that answers no Ping.
@@ -88,7 +91,7 @@ class Submit:
     #: Paths of the files that the request names, in its order.
     files: Annotated[tuple[Path, ...], MaxItems(64)] = ()
     #: Prefixes are shared only between requests of one salt.
-    salt: Annotated[bytes, MaxBytes(32)] = b""
+    salt: Salt = b""
 
 
 @WORKER.message(tag=2)
@@ -123,6 +126,41 @@ class Ping:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
     """Exit now; running generations end without a word (the agent knows them)."""
+
+
+@WORKER.message(tag=8)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Park:
+    """Write what is saved of a session's tokens to its file; a generation of it has ended before.
+
+    `salt` is that of its submits.
+    """
+
+    session: Session
+    context: PackedIds
+    salt: Salt = b""
+
+
+@WORKER.message(tag=9)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restore:
+    """Read a session's file, so that its next submit finds its tokens computed.
+
+    `context` and `segments` as that submit will have them, as far as they are known.
+    """
+
+    session: Session
+    context: PackedIds
+    segments: Annotated[tuple[Segment, ...], MaxItems(65536)] = ()
+    salt: Salt = b""
+
+
+@WORKER.message(tag=10)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forget:
+    """Remove a session's file, if there is one."""
+
+    session: Session
 
 
 # --- worker to agent --------------------------------------------------------------------------
@@ -195,3 +233,33 @@ class Failed:
 
     code: Name
     message: Annotated[str, MaxBytes(2048)]
+
+
+@WORKER.message(tag=39)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parked:
+    """The session's first `tokens` tokens are in its file, durable.
+
+    When there are none, `code` and `message` say why.
+    """
+
+    session: Session
+    tokens: U32 = 0
+    file_bytes: int = 0
+    code: Name = ""
+    message: Annotated[str, MaxBytes(2048)] = ""
+
+
+@WORKER.message(tag=40)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """The session's first `tokens` tokens need not be computed again.
+
+    The first `exact_tokens` are bit for bit what this worker would compute; `problem` says why not
+    all of them are, or why there are none.
+    """
+
+    session: Session
+    tokens: U32 = 0
+    exact_tokens: U32 = 0
+    problem: Annotated[str, MaxBytes(2048)] = ""
