@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.worker.penalties import Penalties, penalises
-from bus.errors import Invalid
+from bus.errors import ConstraintInvalid, Invalid, SuperfluidError
 from bus.ids import unpack_ids
 from bus.messages.sampling import MAX_BIAS, SamplingParams
 from bus.text.stops import AnswerText
@@ -70,6 +70,10 @@ class Grammar(Protocol):
     @property
     def stopped(self) -> bool:
         """Whether nothing may follow."""
+
+    @property
+    def failure(self) -> str:
+        """Why the constraint can not be held any further; empty while it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +202,26 @@ class DrawState:
             if self._penalties is not None:
                 self._penalties.apply(out)
         return out
+
+    def nothing_allowed(self) -> SuperfluidError:
+        """Why every token is forbidden."""
+        if self._grammar is None:
+            return Invalid(
+                "before min_tokens every token of this model is forbidden as an end; lower "
+                "min_tokens or give fewer stop_ids",
+                param="min_tokens",
+            )
+        if self._grammar.failure:
+            return ConstraintInvalid(
+                f"the constraint can not be held any further ({self._grammar.failure}); "
+                "make it simpler",
+                param="constraint",
+            )
+        return ConstraintInvalid(
+            "the constraint allows no token at this place of the answer; change it so that this "
+            "model's tokens can go on",
+            param="constraint",
+        )
 
     def take(self, token: int) -> Taken:
         """Count a drawn token and say what it ends.

@@ -31,7 +31,7 @@ from agent.worker.counter_random import (
 from agent.worker.cuts import Cuts
 from agent.worker.draw_state import DrawState
 from agent.worker.logprobs import record
-from bus.errors import ConstraintInvalid, Internal, Invalid, SuperfluidError
+from bus.errors import Internal, Invalid, SuperfluidError
 from bus.messages.sampling import SamplingParams
 
 Logits = npt.NDArray[np.float32]
@@ -39,10 +39,6 @@ Logits = npt.NDArray[np.float32]
 NON_FINITE_LOGITS = (
     "the model gave logits that are no numbers; if it does so again, check the model folder with "
     "`sfctl model ls` or import the model again"
-)
-NOTHING_ALLOWED = (
-    "the constraint allows no token at this place of the answer; "
-    "change the schema or grammar so that this model's tokens can go on"
 )
 OUT_OF_RANGE = "penalties and logit bias took the logits out of range; use smaller ones"
 
@@ -99,7 +95,7 @@ def _sample_row(logits: Logits, best: int, state: DrawState, position: int) -> D
         best = int(logits.argmax())
         if not np.isfinite(logits[best]):
             forbidden = logits[best] == -np.inf
-            error = ConstraintInvalid(NOTHING_ALLOWED) if forbidden else Invalid(OUT_OF_RANGE)
+            error = state.nothing_allowed() if forbidden else Invalid(OUT_OF_RANGE)
             return Drawn(None, b"", error)
     params = state.params
     token = best if state.greedy else _draw(logits, best, params, position)

@@ -42,9 +42,13 @@ class ListGrammar:
         places: token ids allowed at each place; None for all.
         vocab: tokens in a mask.
         at: the place that the answer has reached.
+
+    Attributes:
+        failure: what a test sets, to have a grammar that can not go on.
     """
 
     def __init__(self, places: Sequence[Sequence[int] | None], vocab: int, at: int = 0) -> None:
+        self.failure = ""
         self._places = places
         self._vocab = vocab
         self._at = at

@@ -194,6 +194,20 @@ def test_a_grammar_that_allows_nothing_is_said(temperature: float) -> None:
     assert isinstance(drawn.error, ConstraintInvalid)
 
 
+def test_a_grammar_that_gave_up_says_why() -> None:
+    grammar = ListGrammar([[]], 3)
+    grammar.failure = "too many states"
+    drawn = draw_one([1, 2, 3], SamplingParams(), grammar)
+    assert isinstance(drawn.error, ConstraintInvalid)
+    assert "(too many states)" in str(drawn.error)
+
+
+def test_ends_that_are_all_tokens_forbid_all_before_the_least_tokens() -> None:
+    drawn = draw_one([1, 2, 3], SamplingParams(min_tokens=2, stop_ids=pack_ids([0, 1, 2])))
+    assert isinstance(drawn.error, Invalid)
+    assert drawn.error.param == "min_tokens"
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("grammar", [None, ListGrammar([[0, 1]], 3)])
 def test_logits_that_are_no_numbers_are_said(bad: float, grammar: ListGrammar | None) -> None:
