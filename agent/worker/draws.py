@@ -34,8 +34,11 @@ class GrammarSource(Protocol):
     ) -> None:
         """Begin to build one, advanced over the answer so far."""
 
-    def ready(self) -> list[tuple[GenerationId, Grammar | SuperfluidError]]:
-        """Those that are built, or can not be."""
+    def drop(self, generation: GenerationId) -> None:
+        """Nobody wants this one any more."""
+
+    def ready(self) -> SequenceOf[tuple[GenerationId, Grammar | SuperfluidError]]:
+        """Those that are built, or the reason why they can not be."""
 
 
 class Draws:
@@ -76,6 +79,7 @@ class Draws:
         Raises:
             Invalid: a parameter can not be honoured with this model.
             ConstraintInvalid: this worker has no grammars.
+            QueueFull: too many wait for theirs.
         """
         constraint = submit.sampling.constraint
         if constraint is None:
@@ -86,9 +90,9 @@ class Draws:
                 "this worker was started without support for constraints; leave the constraint out",
                 param="constraint",
             )
-        self._building[submit.generation] = submit
         generated = unpack_ids(submit.context)[submit.prompt_tokens :]
         self._grammars.start(submit.generation, constraint, generated)
+        self._building[submit.generation] = submit
 
     def take_ready(self) -> list[tuple[GenerationId, SuperfluidError | None]]:
         """Generations whose grammar is built, or the reason why it can not be."""
@@ -104,7 +108,8 @@ class Draws:
     def drop(self, generation: GenerationId) -> None:
         """A generation ended."""
         self._states.pop(generation, None)
-        self._building.pop(generation, None)
+        if self._building.pop(generation, None) is not None and self._grammars is not None:
+            self._grammars.drop(generation)
 
     def draw(self, logits: Logits, sequences: list[Sequence]) -> list[Outcome]:
         """The next token of each row.

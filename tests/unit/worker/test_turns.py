@@ -1,0 +1,82 @@
+"""The shape of turns."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.worker.turns import TurnPacer
+
+
+def paced(*, step_s: float, chunk_rate: float) -> TurnPacer:
+    pacer = TurnPacer()
+    pacer.step_s, pacer.chunk_rate = step_s, chunk_rate
+    return pacer
+
+
+@pytest.mark.parametrize(
+    ("step_s", "rate", "beside", "tokens"),
+    [
+        (0.01, 2000.0, 1, 80),  # 40 ms are left of 50
+        (0.04, 1000.0, 1, 40),  # 2 * 40 ms less the step's 40 ms
+        (0.04, 400.0, 1, 32),  # 16 would fit
+        (0.04, 400.0, 0, 16),
+        (0.04, 100.0, 0, 16),  # 4 would fit
+        (0.04, 1e6, 0, 128),
+        (0.0, 0.0, 0, 16),  # nothing is known yet
+        (0.0, 0.0, 3, 32),
+        (0.04, 400.0, None, 128),  # alone
+    ],
+)
+def test_a_chunk_is_what_fits_into_the_turn(
+    step_s: float, rate: float, beside: int | None, tokens: int
+) -> None:
+    assert paced(step_s=step_s, chunk_rate=rate).chunk_tokens(500, beside) == tokens
+
+
+def test_no_single_token_is_left() -> None:
+    pacer = paced(step_s=0.04, chunk_rate=400.0)
+    assert pacer.chunk_tokens(17, 0) == 15
+    assert pacer.chunk_tokens(18, 0) == 16
+    assert pacer.chunk_tokens(1, 0) == 1
+
+
+def share_of_prefill(pacer: TurnPacer, *, step_s: float, chunk_s: float) -> float:
+    """What prefill gets of 100 s in which both kinds of work always wait."""
+    chunks_s = steps_s = 0.0
+    while chunks_s + steps_s < 100.0:
+        if pacer.chunk_is_next(decoding=True):
+            pacer.ran_chunk(128, chunk_s)
+            chunks_s += chunk_s
+        else:
+            pacer.ran_step(step_s)
+            steps_s += step_s
+    return chunks_s / (chunks_s + steps_s)
+
+
+def test_prefill_gets_a_quarter_at_least() -> None:
+    # As on a GPU: the longest chunk takes a tenth of a step's time.
+    assert share_of_prefill(TurnPacer(), step_s=0.02, chunk_s=0.002) == pytest.approx(
+        0.25, abs=0.01
+    )
+    assert share_of_prefill(TurnPacer(), step_s=0.04, chunk_s=0.04) == pytest.approx(0.5, abs=0.01)
+
+
+def test_what_was_before_prefill_waited_does_not_count() -> None:
+    pacer = TurnPacer()
+    for _ in range(1000):
+        pacer.ran_step(0.04)
+        pacer.no_prefill()
+    assert pacer.chunk_is_next(decoding=True)
+    pacer.ran_chunk(32, 0.04)
+    assert not pacer.chunk_is_next(decoding=True)
+
+
+def test_speeds_are_smoothed() -> None:
+    pacer = TurnPacer()
+    pacer.ran_step(0.04)
+    assert pacer.step_s == 0.04
+    pacer.ran_step(0.08)
+    assert pacer.step_s == pytest.approx(0.05)
+    pacer.ran_chunk(100, 0.5)
+    pacer.ran_chunk(4, 0.5)  # too short to tell
+    assert pacer.chunk_rate == pytest.approx(200.0)
