@@ -11,10 +11,9 @@ two turns only. A lane that is being read counts to the budget from when it is k
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,7 +24,7 @@ from agent.worker.lane_folder import forget, purge_lanes
 from agent.worker.prefix_cache import BLOCK_TOKENS
 from agent.worker.reuse import Prefix
 from agent.worker.scheduler import Scheduler
-from agent.worker.spans import make_spans
+from agent.worker.spans import make_spans, usable
 from agent.worker.transfers import Transfers
 from bus.closing import Closing
 from bus.errors import NotFound, StorageFull, SuperfluidError, UnsupportedOnFleet
@@ -48,7 +47,8 @@ _NOT_SAVED = (
     "computes it again"
 )
 _TOO_SHORT = f"fewer than {BLOCK_TOKENS} tokens can be used"
-_NO_ROOM = "host memory has no room for it"
+_NO_ROOM = "host memory has no room for all of it"
+_OTHER_WAY = "the tokens in host memory were computed in another way"
 
 #: Of a text; a message takes 2,048 bytes, and a character is four at most.
 _MAX_TEXT = 500
@@ -214,26 +214,29 @@ class Parking(Closing):
         )
 
         def found(result: Found | Unusable | SuperfluidError) -> None:
-            if isinstance(result, Found) and result.tokens >= BLOCK_TOKENS:
-                self._in_thread(lambda: load_lane(result), loaded)
-            else:
-                self._reply(_not_restored(request, result))
+            held = self._held(request, wanted)
+            if isinstance(result, Found):
+                known = (result.tokens, result.exact_tokens)
+                if result.tokens >= BLOCK_TOKENS and known > (held.tokens, held.exact_tokens):
+                    self._in_thread(lambda: load_lane(result), loaded)
+                    return
+            self._reply(held if held.tokens else replace(held, problem=_problem(result)))
 
         def loaded(result: RestoredLane | Unusable | SuperfluidError) -> None:
             if isinstance(result, RestoredLane):
-                self._reply(self._keep(request, wanted.ids, result))
+                self._reply(self._keep(request, wanted, result))
             else:
-                self._reply(_not_restored(request, result))
+                self._reply(replace(self._held(request, wanted), problem=_problem(result)))
 
         self._in_thread(lambda: find_lane(self._folder, wanted), found)
 
-    def _keep(self, request: Restore, ids: array[int], lane: RestoredLane) -> Restored:
+    def _keep(self, request: Restore, wanted: Wanted, lane: RestoredLane) -> Restored:
         """Put what was read where the session's next submit finds it."""
         tokens = lane.saved.tokens
-        prefix = Prefix(ids[:tokens], lane.spans, lane.exact_tokens, request.salt)
+        prefix = Prefix(wanted.ids[:tokens], lane.spans, lane.exact_tokens, request.salt)
         adopted = self._scheduler.reuse.adopt(prefix)
         if adopted is None:
-            return self._held(request, prefix)
+            return replace(self._held(request, wanted), problem=_NO_ROOM)
         entry, ops = adopted
         self._transfers.restored[entry] = lane.saved
         self._scheduler.add_transfers(ops)
@@ -241,23 +244,21 @@ class Parking(Closing):
             session=request.session,
             tokens=tokens,
             exact_tokens=lane.exact_tokens,
-            problem=lane.problem,
+            problem=_short(lane.problem),
         )
 
-    def _held(self, request: Restore, prefix: Prefix) -> Restored:
-        """What host memory has of a session that it does not take: as much, or no room."""
+    def _held(self, request: Restore, wanted: Wanted) -> Restored:
+        """What host memory has of a session already."""
         reuse = self._scheduler.reuse
-        pinned = reuse.pin_longest(prefix.tokens, request.salt)
+        pinned = reuse.pin_longest(wanted.ids[:-1], request.salt)
         if pinned is None:
-            return Restored(session=request.session, problem=_NO_ROOM)
+            return Restored(session=request.session)
         entry, held = pinned
         self._scheduler.add_transfers(reuse.unpin(entry))
-        return Restored(
-            session=request.session,
-            tokens=len(held.tokens),
-            exact_tokens=held.exact_tokens,
-            problem="" if len(held.tokens) == len(prefix.tokens) else _NO_ROOM,
-        )
+        tokens = usable(wanted.spans, held.spans, len(held.tokens), exact=False)
+        exact = usable(wanted.spans, held.spans, held.exact_tokens, exact=True)
+        problem = "" if exact == tokens else _OTHER_WAY
+        return Restored(session=request.session, tokens=tokens, exact_tokens=exact, problem=problem)
 
     # --- inside ---------------------------------------------------------------------------
 
@@ -294,19 +295,18 @@ def refuse(request: Request) -> Reply | None:
         return None
     if isinstance(request, Park):
         return _not_parked(request, error)
-    return _not_restored(request, error)
+    return Restored(session=request.session, problem=error.message)
 
 
 def _not_parked(request: Park, error: SuperfluidError) -> Parked:
     return Parked(session=request.session, code=error.code, message=_short(error.message))
 
 
-def _not_restored(request: Restore, why: Found | Unusable | SuperfluidError) -> Restored:
-    if isinstance(why, Found):
-        problem = _TOO_SHORT
-    else:
-        problem = why.reason if isinstance(why, Unusable) else why.message
-    return Restored(session=request.session, problem=_short(problem))
+def _problem(result: Found | Unusable | SuperfluidError) -> str:
+    """Why a file brought nothing."""
+    if isinstance(result, Found):
+        return _TOO_SHORT
+    return _short(result.reason if isinstance(result, Unusable) else result.message)
 
 
 def _short(text: str) -> str:

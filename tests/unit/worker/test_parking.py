@@ -218,13 +218,28 @@ def test_a_damaged_file_is_told_and_the_text_is_the_same(nodes: tuple[Node, Node
     assert told + rest == nodes[1].run(submit(3, GREEDY, [], ANSWER))[0]
 
 
-def test_what_memory_has_already_is_not_kept_twice(nodes: tuple[Node, Node]) -> None:
+@pytest.mark.parametrize("parked", [True, False])
+def test_what_memory_has_already_is_neither_read_nor_kept_twice(
+    nodes: tuple[Node, Node], parked: bool
+) -> None:
     told, _ = nodes[0].run(submit(1, GREEDY, [], 60))
-    nodes[0].ask(park(told))
+    if parked:
+        nodes[0].ask(park(told))
     before = nodes[0].engine.stats().kv_host_bytes
     reply = nodes[0].ask(restore(told))
     assert reply == Restored(session=SESSION, tokens=159, exact_tokens=159)
     assert nodes[0].engine.stats().kv_host_bytes == before
+
+
+def test_memory_that_was_computed_in_another_way_is_not_called_exact(
+    nodes: tuple[Node, Node],
+) -> None:
+    told, _ = nodes[0].run(submit(1, GREEDY, [], 60))
+    reply = nodes[0].ask(replace(restore(told), segments=()))
+    assert isinstance(reply, Restored)
+    # As one chunk, of which no single token may be left.
+    assert (reply.tokens, reply.exact_tokens) == (158, 100)
+    assert "another way" in reply.problem
 
 
 def test_no_host_memory_is_told(
