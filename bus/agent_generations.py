@@ -99,11 +99,11 @@ class NodeGenerations:
         """Keep a run under its event numbers; `pace` is to follow."""
         first_seq = found.window.tokens
         found.accepted = True
-        found.window.add(run.ids, run.finish)
+        found.window.add(run.ids, run.finish, run.logprobs)
         if run.finish is not None:
             del self._running[found.generation]
         self._count(found)
-        return found.token_run(first_seq, run.ids, run.finish)
+        return found.token_run(first_seq, run.ids, run.finish, run.logprobs)
 
     def acknowledge(self, found: Generation, committed: int) -> None:
         """Let go of events below `committed`, of all when that is the end."""

@@ -149,13 +149,16 @@ class Generation:
 
     request: link.GenerateReq
     model: ModelName
-    window: EventWindow = field(default_factory=EventWindow)
+    window: EventWindow = field(init=False)
     #: Whether the worker said that it has it.
     accepted: bool = False
     #: Whether the worker was asked to end it.
     cancelled: bool = False
     #: What its window counts for in the node's sum.
     counted_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.window = EventWindow(self.request.sampling.record_bytes)
 
     @property
     def generation(self) -> GenerationId:
@@ -174,7 +177,7 @@ class Generation:
         return self.window.finish is None
 
     def token_run(
-        self, first_seq: int, ids: PackedIds, finish: parts.Finish | None
+        self, first_seq: int, ids: PackedIds, finish: parts.Finish | None, logprobs: bytes
     ) -> parts.TokenRun:
         """Some of its events, as they travel."""
         return parts.TokenRun(
@@ -184,12 +187,13 @@ class Generation:
             first_seq=first_seq,
             ids=ids,
             finish=finish,
+            logprobs=logprobs,
         )
 
     def retained_run(self) -> parts.TokenRun | None:
         """What the head may not have, as one run; None when it acknowledged all there is."""
-        first_seq, ids, finish = self.window.retained()
-        return self.token_run(first_seq, ids, finish) if ids or finish is not None else None
+        kept = self.window.retained()
+        return self.token_run(*kept) if kept.ids or kept.finish is not None else None
 
     def submit(self, held: Held) -> worker.Submit:
         """The request with the session's context, as the worker takes it."""

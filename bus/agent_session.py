@@ -217,8 +217,12 @@ class AgentSession:
         found = self._generations.heard_from(model, run)
         if found is None:
             return None
+        why = ""
         if run.first_index != found.window.tokens:
             why = f"the worker sent token {run.first_index} when {found.window.tokens} was next"
+        elif not found.window.fits(run.ids, run.logprobs):
+            why = "the worker sent other log-probabilities than were asked for"
+        if why:
             self._lose(found, incarnation, why, is_over=run.finish is not None)
             return None
         return self._generations.add(found, run)

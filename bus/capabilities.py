@@ -1,6 +1,6 @@
 """What a side can do beyond the wire version, by name; each side tells, both use what both have.
 
-A capability stands for messages that an older peer would not know. What a peer lacks is refused
+A capability stands for messages, or fields of them, that an older peer would not know. What a peer lacks is refused
 before anything is sent to it.
 """
 
@@ -19,8 +19,10 @@ REKEY = "rekey"
 PROBE = "probe"
 #: Files beside a request (the Xfer messages).
 BLOBS = "blobs"
+#: All of SamplingParams; an older peer would pass over what follows `ignore_eos`.
+SAMPLING = "sampling"
 #: Everything that this version can do.
-CAPABILITIES = (REKEY, PROBE, BLOBS)
+CAPABILITIES = (REKEY, PROBE, BLOBS, SAMPLING)
 
 
 def negotiated(ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ whatever bytes come. The same field rules read the API's string-keyed maps (`fro
 with `Invalid` errors that name the parameter.
 
 Field types: bool, int, float, str, bytes, PackedIds, NewTypes of these, `T | None`,
-`tuple[T, ...]`, structs (frozen dataclasses), `dict[str, Any]` (API maps only), and
-`Annotated[T, Range(..) | MaxBytes(..) | MaxItems(..) | OneOf(..) | OneLine()]`.
+`tuple[T, ...]`, structs (frozen dataclasses; maps in an API map), `dict[str, Any]` and `Any` (API
+maps only), and `Annotated[T, Range(..) | MaxBytes(..) | MaxItems(..) | OneOf(..) | OneLine()]`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from bus.fields import (
     check_items,
     check_line,
     check_map,
+    check_nothing,
     check_one_of,
     check_optional,
     check_packed_ids,
@@ -69,30 +70,39 @@ _COUNTED_FROM_BYTES = 64 * 1024
 M = TypeVar("M")
 
 
-def _converter(annotation: Any, rules: tuple[Any, ...] = ()) -> Convert:
-    """The check for one annotation; `rules` are its Annotated extras."""
+def _converter(annotation: Any, rules: tuple[Any, ...] = (), *, maps: bool = False) -> Convert:
+    """The check for one annotation.
+
+    Args:
+        rules: its Annotated extras.
+        maps: structs in it are maps, as in the API, and not lists.
+    """
     origin = typing.get_origin(annotation)
     if origin is typing.Annotated:
         inner, *extras = typing.get_args(annotation)
-        return _converter(inner, (*extras, *rules))
+        return _converter(inner, (*extras, *rules), maps=maps)
     if annotation is PackedIds:
         return check_packed_ids(_rule(rules, MaxBytes, MaxBytes(DEFAULT_BLOB_BYTES)).limit)
+    if annotation is Any:
+        return check_nothing
     if isinstance(annotation, typing.NewType):
         return _converter(annotation.__supertype__, rules)
     if origin in (typing.Union, types.UnionType):
         inner_types = [a for a in typing.get_args(annotation) if a is not type(None)]
         if len(inner_types) != 1:
             raise TypeError(f"only T | None is a field type, not {annotation}")
-        return check_optional(_converter(inner_types[0], rules))
+        return check_optional(_converter(inner_types[0], rules, maps=maps))
     if origin is tuple:
         item, ellipsis = typing.get_args(annotation)
         if ellipsis is not Ellipsis:
             raise TypeError(f"only tuple[T, ...] is a field type, not {annotation}")
-        return check_items(_converter(item), _rule(rules, MaxItems, MaxItems(DEFAULT_ITEMS)).limit)
+        limit = _rule(rules, MaxItems, MaxItems(DEFAULT_ITEMS)).limit
+        return check_items(_converter(item, maps=maps), limit)
     if origin is dict:
         return check_map(_rule(rules, MaxItems, MaxItems(DEFAULT_ITEMS)).limit)
     if dataclasses.is_dataclass(annotation):
-        return StructCodec.of(typing.cast(type, annotation)).decode
+        struct = StructCodec.of(typing.cast(type, annotation))
+        return struct.decode_part if maps else struct.decode
     return _scalar(annotation, rules)
 
 
@@ -154,6 +164,7 @@ class StructCodec:
         self.fields = dataclasses.fields(cls)
         self.names = tuple(f.name for f in self.fields)
         self.converters = tuple(_converter(hints[name]) for name in self.names)
+        self._map_converters = tuple(_converter(hints[name], maps=True) for name in self.names)
         #: By place, the fields that msgpack does not take as they are.
         self._lowered = tuple(
             (place, lower)
@@ -211,7 +222,7 @@ class StructCodec:
 
     def decode_map(self, values: Mapping[str, Any]) -> Any:
         made = {}
-        for field, convert in zip(self.fields, self.converters, strict=True):
+        for field, convert in zip(self.fields, self._map_converters, strict=True):
             if field.name in values:
                 try:
                     made[field.name] = convert(values[field.name])
@@ -223,6 +234,12 @@ class StructCodec:
             ):
                 raise FieldError("is missing", (field.name,))
         return self.cls(**made)
+
+    def decode_part(self, values: Any) -> Any:
+        """A struct inside an API map."""
+        if type(values) is not dict:
+            raise FieldError(f"should be a map, not {kind_of(values)}")
+        return self.decode_map(values)
 
 
 def _setters_of(cls: type, names: tuple[str, ...]) -> tuple[Callable[[Any, Any], None], ...] | None:
@@ -337,29 +354,35 @@ def to_map(value: object) -> dict[str, Any]:
     return {name: plain(v) for name in names if (v := getattr(value, name)) is not None}
 
 
-def unpack(data: bytes, *, max_bytes: int) -> Any:
+def unpack(
+    data: bytes, *, max_bytes: int, max_depth: int = MAX_DEPTH, number_keys: bool = False
+) -> Any:
     """Plain msgpack data under limits.
+
+    Args:
+        number_keys: whole numbers may be keys of maps, and become their decimal text.
 
     Raises:
         DecodeError: too long, too deep, too many lists and maps, or not msgpack.
     """
-    values = _unpacked(data, max_bytes)
-    _check_depth(values, MAX_DEPTH)
+    values = _unpacked(data, max_bytes, number_keys=number_keys)
+    _check_depth(values, max_depth)
     return values
 
 
-def _unpacked(data: bytes, max_bytes: int) -> Any:
+def _unpacked(data: bytes, max_bytes: int, *, number_keys: bool = False) -> Any:
     if len(data) > max_bytes:
         raise DecodeError(f"message of {len(data)} bytes; at most {max_bytes} are taken")
     count = _ContainerCount() if len(data) > _COUNTED_FROM_BYTES else None
+    maps = {"object_pairs_hook": _MapMaker(count)} if number_keys else {"object_hook": count}
     try:
         values = msgpack.unpackb(
             data,
             raw=False,
-            strict_map_key=True,
+            strict_map_key=not number_keys,
             max_ext_len=0,
             list_hook=count,
-            object_hook=count,
+            **maps,
         )
     except DecodeError:
         raise
@@ -383,10 +406,33 @@ class _ContainerCount:
         return made
 
 
-def _check_depth(values: Any, left: int) -> None:
+class _MapMaker:
+    """Makes the maps of a message whose keys are text, bytes, or whole numbers."""
+
+    __slots__ = ("_count",)
+
+    def __init__(self, count: _ContainerCount | None) -> None:
+        self._count = count
+
+    def __call__(self, pairs: list[tuple[Any, Any]]) -> Any:
+        if self._count is not None:
+            self._count(pairs)
+        made = {}
+        for key, value in pairs:
+            if type(key) is int:
+                key = str(key)
+            elif type(key) is not str and type(key) is not bytes:
+                raise DecodeError(f"a map has {kind_of(key)} as a key; it should be text")
+            if key in made:
+                raise DecodeError(f"a map has the key {key!r} twice")
+            made[key] = value
+        return made
+
+
+def _check_depth(values: Any, limit: int, at: int = 0) -> None:
     if type(values) is list or type(values) is dict:
-        if not left:
-            raise DecodeError(f"message nested deeper than {MAX_DEPTH}")
+        if at == limit:
+            raise DecodeError(f"message nested deeper than {limit}")
         for item in values.values() if type(values) is dict else values:
             if type(item) is list or type(item) is dict:
-                _check_depth(item, left - 1)
+                _check_depth(item, limit, at + 1)

@@ -8,6 +8,8 @@ the pause reaches it.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from bus.ids import PackedIds, count_ids
 from bus.messages.parts import Finish
 
@@ -21,17 +23,31 @@ RESUME_BELOW = 0.5
 FINISH_BYTES = 128
 
 
+class Retained(NamedTuple):
+    """What is not acknowledged: the first event's number, ids, finish, log-probabilities."""
+
+    first_seq: int
+    ids: PackedIds
+    finish: Finish | None
+    logprobs: bytes
+
+
 class EventWindow:
     """The unacknowledged events of one generation.
 
-    Invariant: `committed <= next_seq`, and the kept ids are exactly those of event numbers
-    `committed` to the number of tokens so far.
+    Invariant: `committed <= next_seq`, and the kept ids and records of log-probabilities are
+    exactly those of event numbers `committed` to the number of tokens so far.
+
+    Args:
+        record_bytes: of each token's log-probabilities; 0 for none.
     """
 
-    __slots__ = ("_ids", "committed", "finish", "paused", "tokens")
+    __slots__ = ("_ids", "_logprobs", "_record_bytes", "committed", "finish", "paused", "tokens")
 
-    def __init__(self) -> None:
+    def __init__(self, record_bytes: int = 0) -> None:
+        self._record_bytes = record_bytes
         self._ids = bytearray()
+        self._logprobs = bytearray()
         #: Events below this number are durable on the head.
         self.committed = 0
         #: Tokens of the generation so far; the number of the next token event.
@@ -50,15 +66,22 @@ class EventWindow:
         """Whether the finish, and with it everything, is durable on the head."""
         return self.finish is not None and self.committed >= self.next_seq
 
-    def add(self, ids: bytes, finish: Finish | None) -> None:
+    def fits(self, ids: bytes | bytearray, logprobs: bytes | bytearray) -> bool:
+        """Whether each token has its log-probabilities, as asked for."""
+        return len(logprobs) == self._record_bytes * (len(ids) // 4)
+
+    def add(self, ids: bytes, finish: Finish | None, logprobs: bytes = b"") -> None:
         """Keep what the worker made next.
 
         Raises:
-            ValueError: the generation had its finish already.
+            ValueError: the generation had its finish already, or the log-probabilities do not fit.
         """
         if self.finish is not None:
             raise ValueError("a generation has nothing after its finish")
+        if not self.fits(ids, logprobs):
+            raise ValueError("as many log-probabilities as tokens are kept")
         self._ids += ids
+        self._logprobs += logprobs
         self.tokens += count_ids(ids)
         self.finish = finish
 
@@ -68,19 +91,22 @@ class EventWindow:
             return
         kept_from = min(committed, self.tokens) - min(self.committed, self.tokens)
         del self._ids[: 4 * kept_from]
+        del self._logprobs[: self._record_bytes * kept_from]
         self.committed = committed
 
-    def retained(self) -> tuple[int, PackedIds, Finish | None]:
-        """What is not acknowledged: the first event's number, ids, finish."""
+    def retained(self) -> Retained:
+        """What is not acknowledged."""
         finish = None if self.is_acknowledged else self.finish
-        return self.committed, PackedIds(bytes(self._ids)), finish
+        ids = PackedIds(bytes(self._ids))
+        return Retained(self.committed, ids, finish, bytes(self._logprobs))
 
     @property
     def retained_bytes(self) -> int:
         """What it keeps, in memory; 0 once everything is acknowledged."""
+        kept = len(self._ids) + len(self._logprobs)
         if self.finish is None or self.is_acknowledged:
-            return len(self._ids)
-        return len(self._ids) + FINISH_BYTES + len(self.finish.message.encode())
+            return kept
+        return kept + FINISH_BYTES + len(self.finish.message.encode()) + len(self.finish.stop)
 
     def _fill(self) -> float:
         events = self.next_seq - self.committed
@@ -104,3 +130,5 @@ class EventWindow:
             raise ValueError(f"watermark {self.committed} is above the next event {self.next_seq}")
         if len(self._ids) != 4 * (self.tokens - min(self.committed, self.tokens)):
             raise ValueError("the kept ids are not those above the watermark")
+        if not self.fits(self._ids, self._logprobs):
+            raise ValueError("the kept log-probabilities are not those of the kept ids")

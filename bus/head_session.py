@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bus.context import EMPTY_DIGEST, TokenContext, context_digest
 from bus.ids import (
@@ -57,6 +57,18 @@ class Receipt:
     first_seq: int = 0
     ids: PackedIds = PackedIds(b"")
     finish: Finish | None = None
+    #: Of the new tokens, as in `TokenRun`.
+    logprobs: bytes = b""
+
+    def first(self, count: int) -> Receipt:
+        """The same with its first `count` tokens alone."""
+        total = count_ids(self.ids)
+        if count == total:
+            return self
+        size = len(self.logprobs) // total
+        return replace(
+            self, ids=slice_ids(self.ids, 0, count), logprobs=self.logprobs[: count * size]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,9 +247,14 @@ class HeadSession:
             return Receipt(verdict=Verdict.DUPLICATE)
         if run.first_seq > self.next_seq:
             return Receipt(verdict=Verdict.GAP)
-        fresh = slice_ids(run.ids, self.next_seq - run.first_seq)
+        known = self.next_seq - run.first_seq
+        record_bytes = len(run.logprobs) // max(count_ids(run.ids), 1)
         receipt = Receipt(
-            verdict=Verdict.FRESH, first_seq=self.next_seq, ids=fresh, finish=run.finish
+            verdict=Verdict.FRESH,
+            first_seq=self.next_seq,
+            ids=slice_ids(run.ids, known),
+            finish=run.finish,
+            logprobs=run.logprobs[known * record_bytes :],
         )
         self.next_seq = end
         self.finished = run.finish is not None

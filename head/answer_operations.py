@@ -15,7 +15,7 @@ from bus.errors import (
     SuperfluidError,
     TooLarge,
 )
-from bus.ids import ModelName, PackedIds, SessionId, pack_ids
+from bus.ids import ModelName, SessionId
 from bus.messages.api import (
     NOT_YET,
     AboutRequest,
@@ -25,13 +25,13 @@ from bus.messages.api import (
     GenerationOptions,
     SessionGenerateRequest,
 )
-from bus.messages.sampling import SamplingParams
-from bus.messages.text import MAX_OPTIONS_BYTES, Described, Encode, Encoded, RenderChat
+from bus.messages.text import MAX_OPTIONS_BYTES, Encode, RenderChat
+from head.admission import Admission
 from head.answers import Answer, Subscription
 from head.effects import ClientKey
 from head.operation import ApiRequest, Core
+from head.sampling_request import constraint_param, sampling_of
 from head.sessions import Session
-from head.texts import Continue, MakeJob
 
 #: Until clients have keys, whoever may open the API socket is one owner.
 LOCAL_OWNER = "local"
@@ -54,19 +54,12 @@ class AnswerOperations:
         answer = self._open_answer(request, asked, now)
         if answer is None:
             return
+        admission = self._admission(request, asked, answer)
         if asked.tokens is not None:
-            ids = asked.tokens
-            self._when_described(
-                answer, lambda known, at: self._admit_ids(answer, known, ids, at), now
-            )
+            admission.take_ids(asked.tokens, now)
             return
         text = asked.prompt or ""
-        self._encode(
-            request.client,
-            answer,
-            lambda job, folder: Encode(job=job, folder=folder, text=text),
-            len(text),
-        )
+        admission.encode(lambda job, folder: Encode(job=job, folder=folder, text=text), len(text))
 
     def chat(self, request: ApiRequest, now: float) -> None:
         asked = from_map(ChatRequest, only_known(request.body))
@@ -81,9 +74,7 @@ class AnswerOperations:
             )
         answer = self._open_answer(request, asked, now)
         if answer is not None:
-            self._encode(
-                request.client,
-                answer,
+            self._admission(request, asked, answer).encode(
                 lambda job, folder: RenderChat(
                     job=job, folder=folder, messages=messages, options=options
                 ),
@@ -159,7 +150,7 @@ class AnswerOperations:
         except SuperfluidError as error:
             self._core.book.end(answer, "error", now, error)
             return
-        self._when_described(answer, lambda known, at: self._wait(answer, known, at), now)
+        self._admission(request, asked, answer).take_context(now)
 
     # --- parts --------------------------------------------------------------------------------
 
@@ -188,6 +179,16 @@ class AnswerOperations:
         self._core.book.add(answer)
         return answer
 
+    def _admission(
+        self, request: ApiRequest, asked: GenerationOptions, answer: Answer
+    ) -> Admission:
+        return Admission(
+            core=self._core,
+            client=request.client,
+            answer=answer,
+            constraint_param=constraint_param(asked),
+        )
+
     def _refuse_hopeless(self, model: ModelName, text: str) -> None:
         """Refuse a text that no window can hold, before it costs a text process anything."""
         least = self._core.texts.least_tokens(model, len(text.encode("utf-8", "replace")))
@@ -199,69 +200,6 @@ class AnswerOperations:
                 param="prompt",
                 details={"length": least, "max": window},
             )
-
-    def _encode(
-        self, client: ClientKey, answer: Answer, make_job: MakeJob, size_bytes: int
-    ) -> None:
-        def encoded(reply: object, now: float) -> None:
-            answer.text_job = None
-            if isinstance(reply, Encoded):
-                ids = reply.ids
-                self._when_described(
-                    answer, lambda known, at: self._admit(answer, known, ids, at), now
-                )
-            elif isinstance(reply, SuperfluidError):
-                self._core.book.end(answer, "error", now, reply)
-
-        try:
-            answer.text_job = self._core.texts.submit(
-                answer.model, make_job, encoded, client=client, size_bytes=size_bytes
-            )
-        except SuperfluidError as error:
-            self._core.book.end(answer, "error", answer.accepted_s, error)
-
-    def _when_described(self, answer: Answer, then: Continue, now: float) -> None:
-        """Go on with an answer, or end it when its model's folder is gone."""
-        try:
-            self._core.texts.when_described(answer.model, then, now)
-        except SuperfluidError as error:
-            self._core.book.end(answer, "error", now, error)
-
-    def _admit_ids(self, answer: Answer, known: object, ids: tuple[int, ...], now: float) -> None:
-        if isinstance(known, Described) and max(ids) >= len(known.vocabulary):
-            error = Invalid(
-                f"tokens has id {max(ids)}; {answer.model} has ids 0 to "
-                f"{len(known.vocabulary) - 1}",
-                param="tokens",
-            )
-            self._core.book.end(answer, "error", now, error)
-            return
-        self._admit(answer, known, pack_ids(ids), now)
-
-    def _admit(self, answer: Answer, known: object, ids: bytes, now: float) -> None:
-        if answer.ended:
-            return
-        if isinstance(known, SuperfluidError):
-            self._core.book.end(answer, "error", now, known)
-            return
-        if not ids:
-            error = Invalid("the prompt has no tokens; give at least one", param="prompt")
-            self._core.book.end(answer, "error", now, error)
-            return
-        answer.prompt = PackedIds(ids)
-        answer.prompt_tokens = len(ids) // 4
-        self._wait(answer, known, now)
-
-    def _wait(self, answer: Answer, known: object, now: float) -> None:
-        """Let an answer with a prompt wait for a node."""
-        if answer.ended:
-            return
-        try:
-            if isinstance(known, SuperfluidError):
-                raise known
-            self._core.runs.waiting.add(answer, now)
-        except SuperfluidError as error:
-            self._core.book.end(answer, "error", now, error)
 
     def _find(self, client: ClientKey, asked: AttachRequest) -> Answer:
         named = [asked.about, asked.key, asked.session]
@@ -307,18 +245,6 @@ class AnswerOperations:
         self._core.book.subscribe(subscription)
         if answer.tokens or answer.ended:
             self._core.book.pump_one(subscription)
-
-
-def sampling_of(request: GenerationOptions) -> SamplingParams:
-    """The sampling part of a request; seed None stays for the core to draw."""
-    return SamplingParams(
-        temperature=request.temperature,
-        top_k=request.top_k,
-        top_p=request.top_p,
-        min_p=request.min_p,
-        seed=request.seed or 0,
-        ignore_eos=request.ignore_eos,
-    )
 
 
 def only_known(body: dict[str, Any]) -> dict[str, Any]:

@@ -13,16 +13,29 @@ from typing import Any
 
 from bus.codec import to_map
 from bus.errors import SuperfluidError
-from bus.ids import ModelName, NodeIdentity, PackedIds, RequestId, SessionId
+from bus.ids import (
+    ModelName,
+    NodeIdentity,
+    PackedIds,
+    RequestId,
+    SessionId,
+    count_ids,
+    unpack_ids,
+)
 from bus.messages.api import MAX_CREDIT, AnswerUsage, EndBody, Timing, TokenEvent, error_body
 from bus.messages.parts import BlobRef
 from bus.messages.sampling import SamplingParams
-from bus.text.detokenizer import Detokenizer
+from bus.text.stops import AnswerText
 from head.effects import ClientKey, Reply
+from head.logprobs import token_logprobs
 from head.suspects import Suspicion
+from head.texts import TextDesk
 
 #: Answer stages. `preparing` has its text at a text process; `ended` has a finish.
 PREPARING, QUEUED, RUNNING, ENDED = "preparing", "queued", "running", "ended"
+
+#: What one token event carries at most: tokens, or with log-probabilities all that these name.
+EVENT_ENTRIES = 4096
 
 #: A moment of the time before the head's start, of which only is known that it was.
 NOT_KNOWN_S = -1.0
@@ -42,7 +55,7 @@ class Answer:
     """One client request's output, from acceptance to the end of its retention.
 
     Invariants: `tokens` only grows, and only with tokens whose rows are in the same round;
-    `finish` is set once.
+    `logprobs` has a record for each of them when they were asked for; `finish` is set once.
     """
 
     id: int
@@ -69,6 +82,11 @@ class Answer:
     stage: str = PREPARING
     stored: bool = False
     tokens: array[int] = field(default_factory=lambda: array("I"))
+    logprobs: bytearray = field(default_factory=bytearray)
+    #: Looks for stop strings; made when they are first looked for.
+    reader: AnswerText | None = None
+    #: The stop string that its text was cut at.
+    stop: str = ""
     #: Stored answers have it from the store; empty until the end.
     finish: str = ""
     error: SuperfluidError | None = None
@@ -151,6 +169,7 @@ class Answer:
             session=self.session,
             offset=len(self.tokens),
             text=text,
+            stop=self.stop or None,
         )
 
 
@@ -164,7 +183,7 @@ class Subscription:
     credit: int
     offset: int = 0
     closed: bool = False
-    detokenizer: Detokenizer | None = None
+    text: AnswerText | None = None
 
     def grant(self, credit: int) -> None:
         self.credit = min(self.credit + credit, MAX_CREDIT)
@@ -180,20 +199,20 @@ class Subscription:
         self.credit -= 1
         return self._reply("event", event if isinstance(event, dict) else to_map(event))
 
-    def pump(self, new_detokenizer: Any) -> list[Reply]:
+    def pump(self, texts: TextDesk) -> list[Reply]:
         """All that may go now: tokens from the cursor on, then the end.
 
-        Args:
-            new_detokenizer: makes a detokenizer for the answer's model; called once, late.
+        Raises:
+            TokenizerUnavailable: text is to be made and the model's tokenizer is not known.
         """
         if self.closed:
             return []
         out = []
         tokens = self.answer.tokens
-        if self.offset < len(tokens) and self.credit > 0:
-            out.append(self._token_reply(self._text_maker(new_detokenizer)))
+        while self.offset < len(tokens) and self.credit > 0:
+            out.append(self._token_reply(texts))
         if self.answer.ended and self.offset == len(tokens):
-            out.append(self._end(new_detokenizer))
+            out.append(self._end(texts))
         return out
 
     def fail(self, error: SuperfluidError) -> Reply:
@@ -201,29 +220,55 @@ class Subscription:
         self.closed = True
         return Reply(client=self.client, body=error_body(self.request, error))
 
-    def _token_reply(self, detokenizer: Detokenizer) -> Reply:
-        fresh = self.answer.tokens[self.offset :]
-        event = TokenEvent(offset=self.offset, tokens=tuple(fresh), text=detokenizer.push(fresh))
+    def _token_reply(self, texts: TextDesk) -> Reply:
+        answer, sampling = self.answer, self.answer.sampling
+        end = self.offset + max(EVENT_ENTRIES // max(sampling.logprobs, 1), 1)
+        fresh = answer.tokens[self.offset : end]
+        text = self._reader(texts).push(fresh)
+        event = to_map(TokenEvent(offset=self.offset, tokens=tuple(fresh), text=text))
+        if size := sampling.record_bytes:
+            records = bytes(answer.logprobs[size * self.offset : size * end])
+            others = sampling.logprobs - 1
+            event["logprobs"] = token_logprobs(
+                fresh, records, others, texts.vocabulary(answer.model)
+            )
         self.credit -= 1
         self.offset += len(fresh)
-        return self._reply("event", to_map(event))
+        return self._reply("event", event)
 
-    def _end(self, new_detokenizer: Any) -> Reply:
+    def _end(self, texts: TextDesk) -> Reply:
         if self.answer.error is not None:
             return self.fail(self.answer.error)
+        tail = self._reader(texts).finish()
         self.closed = True
-        tail = self._text_maker(new_detokenizer).finish()
         return self._reply("end", to_map(self.answer.end_body(tail)))
 
-    def _text_maker(self, new_detokenizer: Any) -> Detokenizer:
-        if self.detokenizer is None:
-            made: Detokenizer = new_detokenizer()
-            made.push(self.answer.tokens[: self.offset])
-            self.detokenizer = made
-        return self.detokenizer
+    def _reader(self, texts: TextDesk) -> AnswerText:
+        if self.text is None:
+            self.text = texts.new_answer_text(self.answer.model, self.answer.sampling)
+            self.text.push(self.answer.tokens[: self.offset])
+        return self.text
 
     def _reply(self, kind: str, body: dict[str, Any]) -> Reply:
         return Reply(client=self.client, body={"id": self.request, "kind": kind, **body})
+
+
+def until_stop(answer: Answer, ids: PackedIds, texts: TextDesk) -> tuple[int, str]:
+    """How many of an answer's next tokens belong to it, and the stop string that they complete.
+
+    The node looks for stops too, to end in time; what the caller sees is what is found here. While
+    the head does not know the model's tokenizer, all tokens belong to the answer.
+    """
+    count = count_ids(ids)
+    if not answer.sampling.stop or not texts.vocabulary_size(answer.model):
+        return count, ""
+    if answer.reader is None:
+        answer.reader = texts.new_answer_text(answer.model, answer.sampling)
+    reader = answer.reader
+    if reader.tokens < len(answer.tokens):
+        reader.push(answer.tokens[reader.tokens :])
+    kept = 0 if reader.stop else reader.until_stop(unpack_ids(ids))
+    return kept, reader.stop
 
 
 def _ms(start_s: float, end_s: float) -> float:

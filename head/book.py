@@ -112,7 +112,7 @@ class AnswerBook:
     def pump_one(self, subscription: Subscription) -> None:
         answer = subscription.answer
         try:
-            replies = subscription.pump(lambda: self._texts.new_detokenizer(answer.model))
+            replies = subscription.pump(self._texts)
         except SuperfluidError as error:
             replies = [subscription.fail(error)]
         self._outbox.reply(*replies)
@@ -166,11 +166,12 @@ class AnswerBook:
                     cached_tokens=answer.cached_tokens,
                     completion_tokens=len(answer.tokens),
                     finished_wall_s=self.wall(now),
+                    stop=answer.stop,
                 )
             )
         self.on_end(answer)
         # What it took to run it is on disk, or will never be asked for again.
-        answer.prompt = PackedIds(b"")
+        answer.prompt, answer.reader = PackedIds(b""), None
         self.pump(answer)
         if not answer.stored:
             self._forget(answer)

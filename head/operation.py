@@ -47,7 +47,11 @@ class ApiRequest:
 
     def digest(self) -> bytes:
         """Equal for requests that ask for the same, and for no others."""
-        asked = {name: value for name, value in self.body.items() if name not in NOT_ASKED}
+        asked = {
+            name: value
+            for name, value in self.body.items()
+            if name not in NOT_ASKED and value is not None
+        }
         packed = msgpack.packb(_sorted(asked))
         return hashlib.blake2b(packed, digest_size=DIGEST_BYTES).digest()
 
@@ -90,9 +94,9 @@ class Core(Protocol):
 
 
 def _sorted(value: Any) -> Any:
-    """A decoded body with its maps in order of their keys, and without those that are null."""
+    """A decoded body with its maps in order of their keys."""
     if isinstance(value, dict):
         # Keys of inner maps may be text and bytes side by side.
         keys = sorted(value, key=repr)
-        return {key: _sorted(value[key]) for key in keys if value[key] is not None}
+        return {key: _sorted(value[key]) for key in keys}
     return [_sorted(each) for each in value] if isinstance(value, list | tuple) else value

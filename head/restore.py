@@ -23,13 +23,16 @@ def answer_from(stored: StoredAnswer, book: AnswerBook, now: float) -> Answer:
     options = msgpack.unpackb(stored.options)
     error = error_from_dict(msgpack.unpackb(stored.error)) if stored.error else None
     finished = stored.state == FINISHED
+    sampling = from_map(SamplingParams, options["sampling"])
+    if len(stored.logprobs) != sampling.record_bytes * count_ids(stored.tokens):
+        raise ValueError("it has not as many log-probabilities as tokens")
     return Answer(
         id=stored.answer,
         session=stored.session,
         owner=stored.owner,
         key=stored.key,
         model=stored.model,
-        sampling=from_map(SamplingParams, options["sampling"]),
+        sampling=sampling,
         max_new=options["max_new"],
         wall_ms=options["wall_ms"],
         qos=options["qos"],
@@ -42,6 +45,8 @@ def answer_from(stored: StoredAnswer, book: AnswerBook, now: float) -> Answer:
         prompt=PackedIds(stored.prompt),
         stored=True,
         tokens=unpack_ids(stored.tokens),
+        logprobs=bytearray(stored.logprobs),
+        stop=stored.stop,
         stage=ENDED if finished else PREPARING,
         finish=stored.finish,
         error=error,

@@ -61,19 +61,24 @@ class MarkSent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutTokens:
-    """Tokens `offset`.. of an answer, as one batch of a generation, made by steps."""
+    """Tokens `offset`.. of an answer, as one batch of a generation, made by steps.
+
+    `logprobs` has a record for each, as in `TokenRun`, when they were asked for.
+    """
 
     answer: int
     generation: GenerationId
     offset: int
     ids: PackedIds
+    logprobs: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutFinish:
     """The end of an answer: `finish` (stop, length, cancelled, expired, error) and its figures.
 
-    `error` is the encoded error body for finish `error`, else empty.
+    `error` is the encoded error body for finish `error`, else empty; `stop` the stop string that
+    the text was cut at.
     """
 
     answer: int
@@ -83,6 +88,7 @@ class PutFinish:
     cached_tokens: int
     completion_tokens: int
     finished_wall_s: float
+    stop: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +224,8 @@ class StoredAnswer:
     worker: int = 0
     first_offset: int = 0
     numerics: str = ""
+    logprobs: bytes = b""
+    stop: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

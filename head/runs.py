@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bus.blob_sender import BlobSource
-from bus.head_session import HeadSession, Verdict
+from bus.head_session import HeadSession, Receipt, Verdict
 from bus.ids import (
     Epoch,
     NodeIdentity,
-    PackedIds,
     SessionId,
     WorkerIncarnation,
     count_ids,
@@ -29,7 +28,7 @@ from bus.messages.link import (
 from bus.messages.parts import Finish, TokenRun
 from bus.timers import Timers
 from head.acks import AckDesk
-from head.answers import FINISH_NAMES, QUEUED, RUNNING, Answer
+from head.answers import FINISH_NAMES, QUEUED, RUNNING, Answer, until_stop
 from head.blobs import BlobDesk
 from head.book import AnswerBook
 from head.effects import LinkKey
@@ -236,30 +235,47 @@ class Runs:
         if receipt.verdict is Verdict.GAP:
             self._failover.broke_protocol(session, placed, "left out tokens of an answer", now)
             return
-        if count_ids(receipt.ids) > answer.remaining:
-            what = "made more tokens than were asked for"
-            self._failover.broke_protocol(session, placed, what, now)
-            return
-        size = self._texts.vocabulary_size(session.model)
-        if size and receipt.ids and (highest := max(unpack_ids(receipt.ids))) >= size:
-            what = f"made token id {highest}; {session.model} has ids 0 to {size - 1}"
+        if (what := self._fault(answer, run, receipt)) is not None:
             self._failover.broke_protocol(session, placed, what, now)
             return
         crossed = protocol.next_seq // ACK_EVERY_EVENTS != before // ACK_EVERY_EVENTS
         urgent = crossed or receipt.finish is not None
         self.acks.note(link, run.generation, protocol.next_seq, now, urgent=urgent)
-        if receipt.verdict is not Verdict.FRESH:
-            return
-        self._take_tokens(session, answer, placed, receipt.ids, now)
-        if receipt.finish is not None:
+        if receipt.verdict is Verdict.FRESH:
+            self._take(session, answer, placed, receipt, now)
+
+    def _take(
+        self, session: Session, answer: Answer, placed: Placed, receipt: Receipt, now: float
+    ) -> None:
+        """Keep what a run brought, up to the first stop string, and end the answer at its end."""
+        kept, stop = until_stop(answer, receipt.ids, self._texts)
+        self._take_tokens(session, answer, placed, receipt.first(kept), now)
+        if receipt.finish is not None and not placed.first_offset:
+            cached = receipt.finish.usage.cached_tokens
+            answer.cached_tokens = min(cached, answer.prompt_tokens)
+        if stop:
+            answer.stop = stop
+            self._failover.end(session, "stop", now)
+        elif receipt.finish is not None:
             self._finished(session, answer, placed, receipt.finish, now)
         else:
             self._book.pump(answer)
 
+    def _fault(self, answer: Answer, run: TokenRun, receipt: Receipt) -> str | None:
+        """What is wrong with a run of an answer's generation, to be said of its node."""
+        if count_ids(receipt.ids) > answer.remaining:
+            return "made more tokens than were asked for"
+        size = self._texts.vocabulary_size(answer.model)
+        if size and receipt.ids and (highest := max(unpack_ids(receipt.ids))) >= size:
+            return f"made token id {highest}; {answer.model} has ids 0 to {size - 1}"
+        if len(run.logprobs) != answer.sampling.record_bytes * count_ids(run.ids):
+            return "sent other log-probabilities than were asked for"
+        return None
+
     def _take_tokens(
-        self, session: Session, answer: Answer, placed: Placed, ids: PackedIds, now: float
+        self, session: Session, answer: Answer, placed: Placed, receipt: Receipt, now: float
     ) -> None:
-        generation = placed.protocol.generation
+        generation, ids = placed.protocol.generation, receipt.ids
         if not ids or generation is None:
             return
         offset = len(answer.tokens)
@@ -270,21 +286,29 @@ class Runs:
             if answer.suspicion.set_apart:
                 self.waiting.recheck(session.model, now)
         answer.tokens.extend(unpack_ids(ids))
+        answer.logprobs += receipt.logprobs
         self._outbox.persist(
-            PutTokens(answer=answer.id, generation=generation, offset=offset, ids=ids)
+            PutTokens(
+                answer=answer.id,
+                generation=generation,
+                offset=offset,
+                ids=ids,
+                logprobs=receipt.logprobs,
+            )
         )
         answer.progress(len(answer.tokens) - placed.first_offset)
 
     def _finished(
         self, session: Session, answer: Answer, placed: Placed, finish: Finish, now: float
     ) -> None:
-        if not placed.first_offset:
-            answer.cached_tokens = min(finish.usage.cached_tokens, answer.prompt_tokens)
         name = FINISH_NAMES.get(finish.reason)
         if name is None:
             self._book.pump(answer)
             self._failover.engine_error(session, placed, finish, now)
         else:
+            if answer.sampling.stop and answer.reader is None:
+                # Without the tokenizer the node's word is all there is.
+                answer.stop = finish.stop
             self._failover.end(session, name, now)
 
     # --- ends ---------------------------------------------------------------------------------

@@ -119,9 +119,15 @@ _SESSIONS = (
     ) WITHOUT ROWID""",
 )
 
+_LOGPROBS = (
+    "ALTER TABLE tokens ADD COLUMN logprobs BLOB NOT NULL DEFAULT x''",
+    "ALTER TABLE answer ADD COLUMN stop TEXT NOT NULL DEFAULT ''",
+)
+
 MIGRATIONS: Sequence[Migration] = (
     Migration("answers, generations, tokens and peers", _FIRST),
     Migration("sessions with several turns, enrolled keys and settings", _SESSIONS),
+    Migration("log-probabilities and stop strings", _LOGPROBS),
 )
 
 

@@ -97,15 +97,16 @@ def _set_state(connection: sqlite3.Connection, answer: int, state: str) -> None:
 
 def _put_tokens(connection: sqlite3.Connection, row: PutTokens) -> None:
     connection.execute(
-        "INSERT INTO tokens (answer, first, generation, ids) VALUES (?, ?, ?, ?)",
-        (row.answer, row.offset, row.generation, row.ids),
+        "INSERT INTO tokens (answer, first, generation, ids, logprobs) VALUES (?, ?, ?, ?, ?)",
+        (row.answer, row.offset, row.generation, row.ids, row.logprobs),
     )
 
 
 def _put_finish(connection: sqlite3.Connection, row: PutFinish) -> None:
     connection.execute(
         "UPDATE answer SET state = ?, finish = ?, error = ?, prompt_tokens = ?,"
-        " cached_tokens = ?, completion_tokens = ?, finished_wall_s = ? WHERE answer = ?",
+        " cached_tokens = ?, completion_tokens = ?, finished_wall_s = ?, stop = ?"
+        " WHERE answer = ?",
         (
             FINISHED,
             row.finish,
@@ -114,6 +115,7 @@ def _put_finish(connection: sqlite3.Connection, row: PutFinish) -> None:
             row.cached_tokens,
             row.completion_tokens,
             row.finished_wall_s,
+            row.stop,
             row.answer,
         ),
     )
@@ -210,7 +212,7 @@ _NO_GENERATION = (None, None, Epoch(0), 0, 0, "")
 _ANSWER = (
     "SELECT answer, session, owner, key, model, prompt, options, on_disconnect, created_wall_s,"
     " state, finish, error, prompt_tokens, cached_tokens, finished_wall_s,"
-    " context_tokens FROM answer "
+    " context_tokens, stop FROM answer "
 )
 
 
@@ -221,7 +223,7 @@ def read_answers(connection: sqlite3.Connection) -> tuple[StoredAnswer, ...]:
         sqlite3.DatabaseError: the file is damaged, or an answer's tokens have a gap.
     """
     tokens = _join(
-        connection.execute("SELECT answer, first, ids FROM tokens ORDER BY answer, first")
+        connection.execute("SELECT answer, first, ids, logprobs FROM tokens ORDER BY answer, first")
     )
     latest = {
         answer: found
@@ -230,7 +232,7 @@ def read_answers(connection: sqlite3.Connection) -> tuple[StoredAnswer, ...]:
         )
     }
     return tuple(
-        _answer(values, tokens.get(values[0], b""), latest.get(values[0]))
+        _answer(values, tokens.get(values[0], _NO_TOKENS), latest.get(values[0]))
         for values in connection.execute(_ANSWER + "ORDER BY answer")
     )
 
@@ -311,29 +313,38 @@ def find_answer(
     number = found[0]
     tokens = _join(
         connection.execute(
-            "SELECT answer, first, ids FROM tokens WHERE answer = ? ORDER BY first", (number,)
+            "SELECT answer, first, ids, logprobs FROM tokens WHERE answer = ? ORDER BY first",
+            (number,),
         )
     )
     latest = connection.execute(
         f"SELECT {_GENERATION} FROM generation WHERE answer = ? ORDER BY generation DESC LIMIT 1",
         (number,),
     ).fetchone()
-    return _answer(found, tokens.get(number, b""), latest)
+    return _answer(found, tokens.get(number, _NO_TOKENS), latest)
 
 
-def _join(batches: Iterable[tuple[int, int, bytes]]) -> dict[int, bytes]:
-    """All ids of each answer, in order."""
-    parts: dict[int, list[bytes]] = {}
+#: Ids and log-probabilities of an answer.
+_Tokens = tuple[bytes, bytes]
+_NO_TOKENS: _Tokens = (b"", b"")
+
+
+def _join(batches: Iterable[tuple[int, int, bytes, bytes]]) -> dict[int, _Tokens]:
+    """All ids of each answer, and their log-probabilities, in order."""
+    parts: dict[int, list[_Tokens]] = {}
     lengths: dict[int, int] = {}
-    for answer, first, ids in batches:
+    for answer, first, ids, logprobs in batches:
         if first != lengths.get(answer, 0):
             raise sqlite3.DatabaseError(f"answer {answer} has a gap in its tokens at {first}")
-        parts.setdefault(answer, []).append(ids)
+        parts.setdefault(answer, []).append((ids, logprobs))
         lengths[answer] = first + count_ids(ids)
-    return {answer: b"".join(batch) for answer, batch in parts.items()}
+    return {
+        answer: (b"".join(ids for ids, _ in batch), b"".join(logprobs for _, logprobs in batch))
+        for answer, batch in parts.items()
+    }
 
 
-def _answer(values: Sequence[Any], tokens: bytes, latest: Sequence[Any] | None) -> StoredAnswer:
+def _answer(values: Sequence[Any], tokens: _Tokens, latest: Sequence[Any] | None) -> StoredAnswer:
     (
         answer,
         session,
@@ -351,7 +362,9 @@ def _answer(values: Sequence[Any], tokens: bytes, latest: Sequence[Any] | None) 
         cached_tokens,
         finished_wall_s,
         context_tokens,
+        stop,
     ) = values
+    ids, logprobs = tokens
     generation, node, epoch, worker, first_offset, numerics = latest or _NO_GENERATION
     return StoredAnswer(
         answer=answer,
@@ -364,7 +377,8 @@ def _answer(values: Sequence[Any], tokens: bytes, latest: Sequence[Any] | None) 
         on_disconnect=on_disconnect,
         created_wall_s=created_wall_s,
         state=state,
-        tokens=PackedIds(tokens),
+        tokens=PackedIds(ids),
+        logprobs=logprobs,
         finish=finish,
         error=error,
         prompt_tokens=prompt_tokens,
@@ -377,4 +391,5 @@ def _answer(values: Sequence[Any], tokens: bytes, latest: Sequence[Any] | None) 
         worker=worker,
         first_offset=first_offset,
         numerics=numerics,
+        stop=stop,
     )

@@ -6,7 +6,7 @@ its own loop, the bytes of each token, comes once per model with `Described`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -19,8 +19,9 @@ from bus.errors import (
     TokenizerUnavailable,
 )
 from bus.ids import ModelName
+from bus.messages.sampling import SamplingParams
 from bus.messages.text import Describe, Described, TextFailed
-from bus.text.detokenizer import Detokenizer
+from bus.text.stops import AnswerText
 from head.effects import ClientKey
 from head.outbox import Outbox
 
@@ -220,18 +221,30 @@ class TextDesk:
         longest = self._longest.get(model, 0)
         return -(-text_bytes // longest) if longest else 0
 
-    def new_detokenizer(self, model: ModelName) -> Detokenizer:
-        """An incremental detokenizer at the start of an answer.
+    def vocabulary(self, model: ModelName) -> Sequence[bytes]:
+        """What each token id adds to a text.
 
         Raises:
             TokenizerUnavailable: the model's tokenizer has not been described.
         """
+        return self._known(model).vocabulary
+
+    def new_answer_text(self, model: ModelName, sampling: SamplingParams) -> AnswerText:
+        """What makes an answer's text of its tokens, from their start.
+
+        Raises:
+            TokenizerUnavailable: the model's tokenizer has not been described.
+        """
+        known = self._known(model)
+        return AnswerText(known.vocabulary, known.special, sampling.stop, sampling.min_tokens)
+
+    def _known(self, model: ModelName) -> Described:
         known = self._described.get(model)
         if known is None:
             raise TokenizerUnavailable(
                 f"the head has no tokenizer for {model}; import the model on the head's machine"
             )
-        return Detokenizer(known.vocabulary, known.special)
+        return known
 
     def _describe(self, model: ModelName) -> None:
         def then(reply: object, now: float) -> None:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bus.capabilities import BLOBS
+from bus.capabilities import BLOBS, SAMPLING
 from bus.errors import Expired, Internal, NodeLost, NoNode, SuperfluidError
 from bus.ids import ModelName, NodeIdentity, NumericsId
 from bus.messages.api import QueuedEvent
@@ -230,7 +230,7 @@ class WaitingLine:
             tokenizer_digest=digest,
             prefer_numerics=NumericsId(answer.numerics if answer.tokens else ""),
             excluded=frozenset(self._refusals(answer)) | self._avoided(answer),
-            needs=(BLOBS,) if answer.blobs else (),
+            needs=_needs(answer),
         )
         snapshot = self._fleet.snapshot(answer.model, digest, now)
         holder = self._holder(answer)
@@ -276,6 +276,12 @@ class WaitingLine:
         position = queue.position(answer.id) or 0
         for subscription in answer.subscriptions:
             self._outbox.reply(subscription.event(QueuedEvent(position=position)))
+
+
+def _needs(answer: Answer) -> tuple[str, ...]:
+    """The capabilities that a node must have to run it as asked."""
+    wanted = {BLOBS: bool(answer.blobs), SAMPLING: not answer.sampling.is_plain}
+    return tuple(name for name, is_wanted in wanted.items() if is_wanted)
 
 
 def _has_free_lane(

@@ -17,9 +17,18 @@ from bus.errors import DecodeError, Invalid, SuperfluidError
 from bus.fields import MaxBytes, MaxItems, OneOf, Range
 from bus.ids import ModelName, RequestId, SessionId
 from bus.messages.parts import U32, Fraction
+from bus.messages.sampling import (
+    MAX_BIASES,
+    MAX_STOP_IDS,
+    MAX_TOP_LOGPROBS,
+    Penalty,
+    RepetitionPenalty,
+)
 
 MARK = b"SF1"
 MAX_BODY_BYTES = 8 * 1024 * 1024
+#: A schema nests deeper than any message.
+MAX_BODY_DEPTH = 64
 #: Mark, body and blobs of one request.
 MAX_FRAMES = 34
 MAX_PROMPT_TOKENS = 1 << 20
@@ -67,6 +76,21 @@ class GenerationOptions:
     min_p: Fraction = 0.0
     seed: int | None = None
     ignore_eos: bool = False
+    min_tokens: U32 = 0
+    repetition_penalty: RepetitionPenalty = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    #: A text that ends the answer, or a list of them.
+    stop: Any = None
+    stop_ids: Annotated[tuple[U32, ...], MaxItems(MAX_STOP_IDS)] = ()
+    #: By token id, a whole number or its decimal text, what is added to its logit.
+    logit_bias: Annotated[dict[str, Any], MaxItems(MAX_BIASES)] | None = None
+    #: How many tokens beside the chosen one, or true for none.
+    logprobs: Any = None
+    #: One kind of constraint, and its source.
+    constraint: dict[str, Any] | None = None
+    #: Short for a constraint of kind `json_schema`.
+    schema: Any = None
     qos: Qos = "interactive"
     key: Key | None = None
     exact: bool = False
@@ -76,7 +100,7 @@ class GenerationOptions:
 
 
 #: Keys of the API's full table that this version does not serve; refused, never passed over.
-NOT_YET = ("stop", "logprobs", "logit_bias", "constraint", "tools", "tool_choice", "schema")
+NOT_YET = ("tools", "tool_choice")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,14 +208,40 @@ class HasBlobRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TopToken:
+    """A token and its log-probability.
+
+    `raw` has its bytes where `text` does not tell them: a token may be a part of a character.
+    """
+
+    token: U32
+    text: Annotated[str, MaxBytes(16 * 1024)]
+    logprob: float
+    raw: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob(TopToken):
+    """The log-probability of one token of an answer, and of the likeliest at its place.
+
+    `top` has as many as were asked for, the likeliest first, and the token itself where it is
+    none of them; nothing when none were asked for.
+    """
+
+    top: Annotated[tuple[TopToken, ...], MaxItems(1 + MAX_TOP_LOGPROBS)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEvent:
     """Tokens at `offset` of the answer, and the text that they complete."""
 
     offset: int
-    tokens: tuple[int, ...]
-    text: str
+    tokens: Ids
+    text: Text
     index: int = 0
     type: str = "token"
+    #: One for each token, when they were asked for.
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,6 +309,8 @@ class EndBody:
     """Number of tokens of the whole answer."""
     text: str = ""
     """Text that only the end completes (a tail that was held back)."""
+    stop: str | None = None
+    """The stop string that the text was cut at."""
 
 
 # --- frames -----------------------------------------------------------------------------------
@@ -278,7 +330,7 @@ def decode_body(frames: list[bytes]) -> dict[str, Any]:
     """
     if len(frames) < 2 or frames[0] != MARK:
         raise DecodeError('expected frames [b"SF1", body, ...]; see docs/api.md')
-    body = unpack(frames[1], max_bytes=MAX_BODY_BYTES)
+    body = unpack(frames[1], max_bytes=MAX_BODY_BYTES, max_depth=MAX_BODY_DEPTH, number_keys=True)
     if type(body) is not dict or not all(type(key) is str for key in body):
         raise DecodeError("the body should be a msgpack map with text keys")
     return body

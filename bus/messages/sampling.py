@@ -26,6 +26,7 @@ MAX_BIAS = 1e4
 #: Most tokens beside the chosen one whose log-probability may be asked for.
 MAX_TOP_LOGPROBS = 20
 
+RepetitionPenalty = Annotated[float, Range(0.01, 100.0)]
 Penalty = Annotated[float, Range(-100.0, 100.0)]
 #: Token ids as 4 bytes each.
 StopIds = Annotated[PackedIds, MaxBytes(4 * MAX_STOP_IDS)]
@@ -65,7 +66,7 @@ class SamplingParams:
     min_p: Fraction = 0.0
     seed: int = 0
     ignore_eos: bool = False
-    repetition_penalty: Annotated[float, Range(0.01, 100.0)] = 1.0
+    repetition_penalty: RepetitionPenalty = 1.0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     bias_ids: BiasIds = PackedIds(b"")
@@ -75,3 +76,21 @@ class SamplingParams:
     stop: Annotated[tuple[StopText, ...], MaxItems(MAX_STOPS)] = ()
     logprobs: Annotated[int, Range(0, 1 + MAX_TOP_LOGPROBS)] = 0
     constraint: Constraint | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a node that knows nothing after `ignore_eos` draws the same."""
+        first = SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=self.seed,
+            ignore_eos=self.ignore_eos,
+        )
+        return self == first
+
+    @property
+    def record_bytes(self) -> int:
+        """The length of a token's record of log-probabilities, as in `TokenRun`; 0 for none."""
+        return 4 + 8 * (self.logprobs - 1) if self.logprobs else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bus.capabilities import CAPABILITIES
 from bus.ids import (
     Epoch,
     ModelName,
@@ -90,6 +91,7 @@ class Bench:
         held: tuple[LeaseRef, ...] = (),
         highest_epoch: int = 0,
         numerics: str = "same",
+        capabilities: tuple[str, ...] = CAPABILITIES,
     ) -> None:
         status = ModelStatus(
             name=TOY,
@@ -107,6 +109,7 @@ class Bench:
             models=(status,),
             highest_epoch=Epoch(highest_epoch),
             held=held,
+            capabilities=capabilities,
         )
         self.core.link_up(link, confirm, self.now)
         self.settle()

@@ -123,7 +123,11 @@ class Disk:
         old = self.answers[row.answer]
         if len(old.tokens) // 4 != row.offset:
             raise ValueError(f"tokens at {row.offset} after {len(old.tokens) // 4}")
-        self._change(row.answer, tokens=PackedIds(old.tokens + row.ids))
+        self._change(
+            row.answer,
+            tokens=PackedIds(old.tokens + row.ids),
+            logprobs=old.logprobs + row.logprobs,
+        )
 
     def _put_finish(self, row: PutFinish) -> None:
         self._change(
@@ -134,6 +138,7 @@ class Disk:
             prompt_tokens=row.prompt_tokens,
             cached_tokens=row.cached_tokens,
             finished_wall_s=row.finished_wall_s,
+            stop=row.stop,
         )
 
     def _put_peer(self, row: PutPeer) -> None:

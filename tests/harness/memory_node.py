@@ -61,6 +61,8 @@ class NodeHost(Process):
         #: What its workers answer to a prompt: so many tokens.
         self.answer = expected_tokens
         self.model = MadeUpModel()
+        #: Whether its workers take no notice of stop strings.
+        self.is_deaf = False
         #: Its folder of files, over all its lives; None takes none.
         self.files: BlobsInMemory | None = None
         #: The address of the link that is up, when it listens.
@@ -197,6 +199,7 @@ class NodeHost(Process):
             burst=self.fleet.burst,
             mark=self.fleet.mark,
             computed=partial(self.fleet.watch.computed, self),
+            is_deaf=self.is_deaf,
         )
         self.worker_paused = False
         self.core.worker_started(MODEL, incarnation, self.now())

@@ -6,9 +6,11 @@ from bus.ids import pack_ids, unpack_ids
 from bus.messages import text
 from bus.text.vocabulary import tokenizer_digest
 
-#: The made-up worker marks its tokens in the bits above a byte; such ids add nothing to a text.
+#: The made-up worker marks its tokens in the bits above a byte; the text does not show that.
 MARKED_IDS = 2**16
-VOCABULARY = tuple(bytes([byte]) for byte in range(256)) + (b"",) * (MARKED_IDS - 256)
+VOCABULARY = tuple(bytes([token & 0xFF]) for token in range(MARKED_IDS))
+#: What a constraint has in it that can not be honoured.
+REFUSED = "refuse me"
 DIGEST = tokenizer_digest(VOCABULARY)
 
 
@@ -27,6 +29,13 @@ def text_reply(job: object) -> object:
             )
         case text.Encode():
             return text.Encoded(job=job.job, ids=pack_ids(job.text.encode()))
+        case text.CheckConstraint() if REFUSED in job.constraint.source:
+            return text.TextFailed(
+                job=job.job, code="constraint_invalid", message="no", param="constraint"
+            )
+        case text.CheckConstraint():
+            return text.ConstraintChecked(job=job.job)
         case text.Decode():
-            return text.Decoded(job=job.job, text=bytes(unpack_ids(job.ids)).decode("latin-1"))
+            data = b"".join(VOCABULARY[token] for token in unpack_ids(job.ids))
+            return text.Decoded(job=job.job, text=data.decode("latin-1"))
     raise ValueError(f"no reply to {job}")

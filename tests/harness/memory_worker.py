@@ -7,13 +7,22 @@ the generation that made it (a *mark*): the model does not look at them, an orac
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from bus.ids import GenerationId, NumericsId, PackedIds, WorkerIncarnation, pack_ids
+from bus.ids import (
+    GenerationId,
+    NumericsId,
+    PackedIds,
+    WorkerIncarnation,
+    pack_ids,
+    unpack_ids,
+)
 from bus.messages import worker
 from bus.messages.parts import Finish, Usage
-from tests.harness.memory_text import DIGEST
+from bus.text.stops import AnswerText
+from tests.harness.memory_text import DIGEST, VOCABULARY
 
 WINDOW = 512
 LANES = 4
@@ -60,13 +69,15 @@ class MadeUpModel:
         salt = f"{seed} {prompt_tokens}".encode() if self.seeded else b""
         return Drawing(context, salt, made)
 
-    def answer(self, prompt: bytes, count: int, seed: int = 0) -> tuple[list[int], str]:
+    def answer(
+        self, prompt: bytes, count: int, seed: int = 0, min_tokens: int = 0
+    ) -> tuple[list[int], str]:
         """All tokens of an answer, without marks, and why it ends."""
         drawing = self.drawing(prompt, seed=seed, prompt_tokens=len(prompt) // 4, made=0)
         tokens: list[int] = []
         while len(tokens) < count:
             token, would_end = drawing.draw()
-            if would_end and self.ends:
+            if would_end and self.ends and len(tokens) >= min_tokens:
                 return tokens, "eos"
             tokens.append(token)
             drawing.push(token)
@@ -78,11 +89,24 @@ def expected_tokens(prompt: PackedIds, count: int) -> list[int]:
     return MadeUpModel().answer(prompt, count)[0]
 
 
+def made_up_logprob(token: int, place: int) -> float:
+    """The log-probability of a token at a place of its answer: telling of both, and a float32."""
+    return -((token & 0xFF) + place % 64 / 64)
+
+
+def made_up_record(token: int, place: int, others: int) -> bytes:
+    """A token's record as in `TokenRun`; the second of the others is as likely as the token."""
+    chosen = made_up_logprob(token, place)
+    beside = [((token + 1 + rank) & 0xFF, chosen + 1 - rank) for rank in range(others)]
+    return struct.pack("<f" + "If" * others, chosen, *(part for one in beside for part in one))
+
+
 @dataclass(slots=True)
 class _Sequence:
     submit: worker.Submit
     drawing: Drawing
     started_s: float
+    text: AnswerText
     made: int = 0
     paused: bool = False
 
@@ -101,6 +125,8 @@ class MadeUpWorker:
     burst: int = 1
     mark: Callable[[GenerationId], int] = lambda _: 0
     computed: Callable[[GenerationId, int, int], None] = lambda *_: None
+    #: It takes no notice of stop strings.
+    is_deaf: bool = False
     running: dict[GenerationId, _Sequence] = field(default_factory=dict)
     steps: int = 0
     made: int = 0
@@ -128,7 +154,7 @@ class MadeUpWorker:
     def receive(self, message: object, now: float = 0.0) -> list[object]:
         match message:
             case worker.Submit():
-                self.running[message.generation] = _Sequence(message, self._drawing(message), now)
+                self.running[message.generation] = self._sequence(message, now)
                 return [worker.Accepted(generation=message.generation)]
             case worker.Cancel():
                 found = self.running.pop(message.generation, None)
@@ -171,11 +197,16 @@ class MadeUpWorker:
             tokens.append(token | mark)
             self.computed(submit.generation, sequence.made, token | mark)
             sequence.made += 1
+            sequence.text.push([token])
+            reason = "stop" if sequence.text.stop else ""
         self.made += len(tokens)
         if reason:
             return self._end(sequence, reason, first, tokens)
         return worker.OutputRun(
-            generation=submit.generation, first_index=first, ids=pack_ids(tokens)
+            generation=submit.generation,
+            first_index=first,
+            ids=pack_ids(tokens),
+            logprobs=_records(submit, first, tokens),
         )
 
     def _draw(self, sequence: _Sequence) -> tuple[int, bool]:
@@ -185,10 +216,18 @@ class MadeUpWorker:
             place = submit.generated_tokens + sequence.made + 1
             return self.answer(prompt, place)[-1], False
         token, would_end = sequence.drawing.draw()
-        if would_end and self.model.ends:
+        place = submit.generated_tokens + sequence.made
+        if would_end and self.model.ends and place >= submit.sampling.min_tokens:
             return 0, True
         sequence.drawing.push(token)
         return token, False
+
+    def _sequence(self, submit: worker.Submit, now: float) -> _Sequence:
+        sampling = submit.sampling
+        stops = () if self.is_deaf else sampling.stop
+        text = AnswerText(VOCABULARY, (), stops, sampling.min_tokens)
+        text.push(unpack_ids(submit.context[4 * submit.prompt_tokens :]))
+        return _Sequence(submit, self._drawing(submit), now, text)
 
     def _drawing(self, submit: worker.Submit) -> Drawing:
         return self.model.drawing(
@@ -204,11 +243,13 @@ class MadeUpWorker:
         usage = Usage(
             prompt_tokens=len(sequence.submit.context) // 4, completion_tokens=sequence.made
         )
+        start = sequence.made if first is None else first
         return worker.OutputRun(
             generation=sequence.submit.generation,
-            first_index=sequence.made if first is None else first,
+            first_index=start,
             ids=pack_ids(tokens),
-            finish=Finish(reason=reason, usage=usage),
+            finish=Finish(reason=reason, usage=usage, stop=sequence.text.stop),
+            logprobs=_records(sequence.submit, start, tokens),
         )
 
     def _output(self, runs: list[worker.OutputRun]) -> worker.Output:
@@ -218,3 +259,13 @@ class MadeUpWorker:
         return worker.WorkerStats(
             steps=self.steps, decode_tokens=self.made, lanes_used=len(self.running)
         )
+
+
+def _records(submit: worker.Submit, first: int, tokens: Sequence[int]) -> bytes:
+    """The log-probabilities of tokens from a generation's `first` one on, when asked for."""
+    if not submit.sampling.logprobs:
+        return b""
+    others, before = submit.sampling.logprobs - 1, submit.generated_tokens + first
+    return b"".join(
+        made_up_record(token, before + place, others) for place, token in enumerate(tokens)
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tests.harness.memory_parts import MODEL
-from tests.harness.memory_worker import TOKEN_BITS
+from tests.harness.memory_worker import TOKEN_BITS, made_up_logprob
 from tests.sim.world.record import Plan, Violation
 
 if TYPE_CHECKING:
@@ -30,6 +30,10 @@ class Caller:
         self._rng = world.rng
         self.plan = plan
         self.got: list[int] = []
+        #: The text that came with what the present reader and those before it got.
+        self._text = ""
+        #: The text up to each cursor that was passed.
+        self._shown: dict[int, str] = {0: ""}
         #: The next token that the present reader gets.
         self._cursor = 0
         self.session = ""
@@ -69,7 +73,7 @@ class Caller:
         self._ask()
 
     def _ask(self) -> None:
-        self._cursor = 0
+        self._cursor, self._text = 0, ""
         self._send(self._body())
 
     def _body(self) -> dict[str, Any]:
@@ -85,6 +89,10 @@ class Caller:
             body["key"] = plan.key
         if plan.wall_ms:
             body["max_wall_ms"] = plan.wall_ms
+        if plan.stops:
+            body |= {"stop": list(plan.stops), "min_tokens": plan.min_tokens}
+        if plan.others is not None:
+            body["logprobs"] = plan.others
         return body
 
     def _about(self) -> dict[str, Any]:
@@ -94,6 +102,7 @@ class Caller:
     def _attach(self) -> None:
         named = {"key": self.plan.key} if self.plan.key else {"session": self.session}
         self._cursor = len(self.got)
+        self._text = self._shown[self._cursor]
         body = {"op": "attach", "offset": self._cursor, "credit": self.plan.credit, **named}
         self._send(body)
 
@@ -190,6 +199,8 @@ class Caller:
         self._credit -= 1
         if body["type"] == "token":
             self._tokens(body["offset"], list(body["tokens"]))
+            self._check_logprobs(body)
+            self._add_text(body["text"])
         elif body["type"] == "placed":
             self.session = body["session"]
         elif body["type"] == "moved" and body["offset"] > self._durable():
@@ -222,6 +233,41 @@ class Caller:
         self._cursor += len(tokens)
         self.got[offset : offset + len(tokens)] = tokens
 
+    def _check_logprobs(self, body: dict[str, Any]) -> None:
+        """Each token has its own, and is in its own list of the likeliest."""
+        plan, found = self.plan, body.get("logprobs")
+        if plan.others is None:
+            if found is not None:
+                raise Violation(f"{plan.name} got log-probabilities that it did not ask for")
+            return
+        tokens = body["tokens"]
+        if found is None or len(found) != len(tokens):
+            raise Violation(f"{plan.name} got {found} as log-probabilities of {tokens}")
+        for place, (token, entry) in enumerate(zip(tokens, found, strict=True), body["offset"]):
+            one = (entry["token"], entry["logprob"])
+            if one != (token, made_up_logprob(token, place)):
+                raise Violation(f"{plan.name} got {entry} for token {token} at {place}")
+            top = [(other["token"], other["logprob"]) for other in entry["top"]]
+            if len(top) not in (plan.others, plan.others + 1) or (top and one not in top):
+                raise Violation(f"{plan.name} got {top} as the likeliest beside {one}")
+
+    def _add_text(self, text: str) -> None:
+        self._text += text
+        before = self._shown.setdefault(self._cursor, self._text)
+        if before != self._text:
+            raise Violation(f"{self.plan.name} was shown {self._text!r} after {before!r}")
+
+    def _check_text(self, body: dict[str, Any]) -> None:
+        """What was shown, over all connections, is the text up to the stop."""
+        plan = self.plan
+        whole = Plan.text_of(self.got)
+        is_whole = len(self.got) == len(plan.expected)
+        expected = plan.text if is_whole and plan.answer is not None else whole
+        if self._text + body["text"] != expected:
+            raise Violation(f"{plan.name} was shown {self._text + body['text']!r}: {expected!r}")
+        if body.get("stop", "") != (plan.stop if body["finish"] == "stop" else ""):
+            raise Violation(f"{plan.name} ended at {body.get('stop')!r}, not {plan.stop!r}")
+
     def _ended(self, body: dict[str, Any]) -> None:
         plan, finish = self.plan, body["finish"]
         self.end = body
@@ -234,6 +280,7 @@ class Caller:
                 raise Violation(f"{plan.name} ended {finish}; durable is {answer.finish}")
         elif finish != "cancelled":
             raise Violation(f"{plan.name} ended {finish} and was never stored")
+        self._check_text(body)
         self._world.record.count(f"end {finish}")
 
     def _failed(self, body: dict[str, Any]) -> None:

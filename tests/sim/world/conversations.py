@@ -9,7 +9,7 @@ from bus.ids import PackedIds, SessionId
 from head.api import OPERATIONS
 from tests.harness.memory_parts import MODEL
 from tests.sim.world.callers import RETRY_S, Caller
-from tests.sim.world.record import Plan, Violation
+from tests.sim.world.record import Plan, Violation, drawn_sampling
 
 if TYPE_CHECKING:
     from tests.sim.world.world import World
@@ -151,17 +151,19 @@ class Conversation:
     def _plan(self) -> Plan:
         name = f"{self.name} turn {self._number}"
         rng = self._rng
+        max_new, seed = rng.randint(*self._world.profile.tokens), rng.getrandbits(63)
         plan = Plan(
             name=name,
             prompt=PackedIds(b""),
-            max_new=rng.randint(*self._world.profile.tokens),
-            seed=rng.getrandbits(63),
+            max_new=max_new,
+            seed=seed,
             expected=[],
             reason="",
             key=f"key {name}",
             keep=True,
             session=self.session,
             credit=rng.choice((2, 5)) if rng.random() < 0.1 else 4096,
+            **drawn_sampling(seed),
         )
         self._world.record.turns[plan.key or ""] = plan
         return plan

@@ -159,26 +159,29 @@ EVENTS = (
         return Receipt(verdict=Verdict.DUPLICATE)
     if run.first_seq > self.next_seq:
         return Receipt(verdict=Verdict.GAP)
-    fresh = slice_ids(run.ids, self.next_seq - run.first_seq)
+    known = self.next_seq - run.first_seq
 """,
         replace="""    if self.finished:
         return Receipt(verdict=Verdict.DUPLICATE)
-    fresh = run.ids
+    known = 0
 """,
         profiles=("multi-turn", "wide-window"),
     ),
     Mutant(
         name="retransmit_off_by_one",
         target="bus.event_window:EventWindow.retained",
-        find="return self.committed, PackedIds(bytes(self._ids)), finish",
-        replace="return self.committed + 1, PackedIds(bytes(self._ids[4:])), finish",
+        find="return Retained(self.committed, ids, finish, bytes(self._logprobs))",
+        replace=(
+            "return Retained(self.committed + 1, PackedIds(ids[4:]), finish, "
+            "bytes(self._logprobs[self._record_bytes:]))"
+        ),
         profiles=CUTS,
     ),
     Mutant(
         name="retransmit_one_early",
         target="bus.event_window:EventWindow.retained",
-        find="return self.committed, PackedIds",
-        replace="return max(self.committed - 1, 0), PackedIds",
+        find="return Retained(self.committed,",
+        replace="return Retained(max(self.committed - 1, 0),",
         profiles=CUTS,
     ),
     Mutant(
@@ -229,6 +232,27 @@ EVENTS = (
         find="protocol.next_seq, now, urgent=urgent",
         replace=("protocol.next_seq - (receipt.finish is not None), now, urgent=urgent"),
         profiles=("multi-turn", "calm"),
+    ),
+    Mutant(
+        name="logprobs_resent_from_the_beginning",
+        target="bus.event_window:EventWindow.acknowledge",
+        find="del self._logprobs[: self._record_bytes * kept_from]",
+        replace="del self._logprobs[len(self._logprobs) - self._record_bytes * kept_from :]",
+        profiles=CUTS,
+    ),
+    Mutant(
+        name="tokens_after_a_stop_are_kept",
+        target="head.answers:until_stop",
+        find="return kept, reader.stop",
+        replace="return count, reader.stop",
+        profiles=("calm", "crowd"),
+    ),
+    Mutant(
+        name="text_after_a_cursor_begins_anew",
+        target="head.answers:Subscription._reader",
+        find="self.text.push(self.answer.tokens[: self.offset])",
+        replace="pass",
+        profiles=("crashy", "everything"),
     ),
     Mutant(
         name="cursor_skips_a_token",

@@ -6,8 +6,10 @@ tokens that workers made), never from what a core says of itself.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from bus.ids import Epoch, GenerationId, NodeIdentity, PackedIds, SessionId, pack_ids
 from head.rows import PutAnswer, PutFinish, PutGeneration
@@ -32,6 +34,14 @@ class Plan:
     poison: bool = False
     keep: bool = False
     credit: int = 4096
+    #: Texts that end it, of which those of its first tokens are none.
+    stops: tuple[str, ...] = ()
+    min_tokens: int = 0
+    #: Tokens beside each whose log-probabilities are wanted; None for no log-probabilities.
+    others: int | None = None
+    #: The stop that ends it, and all of its text when it is not ended before.
+    stop: str = ""
+    text: str = ""
     #: Of a turn: the made session. Its prompt and answer are known when it is stored, since they
     #: are of what the session has by then.
     session: SessionId | None = None
@@ -44,6 +54,41 @@ class Plan:
     cancelled_s: float | None = None
     unread_since: float | None = None
     unread_s: float = 0.0
+
+    def expect(self, model: Callable[[bytes, int, int, int], tuple[list[int], str]]) -> None:
+        """Work out its answer, once its prompt is known: up to the stop that ends first."""
+        self.expected, self.reason = model(self.prompt, self.max_new, self.seed, self.min_tokens)
+        whole = self.text_of(self.expected)
+        ends = [
+            (start + len(stop), start, stop)
+            for stop in self.stops
+            if (start := whole.find(stop, self.min_tokens)) >= 0
+        ]
+        if ends:
+            end, start, self.stop = min(ends)
+            self.expected, self.reason = self.expected[:end], "stop"
+            whole = whole[:start]
+        self.text = whole
+
+    @staticmethod
+    def text_of(tokens: list[int]) -> str:
+        """Of the made-up model: a character for each token."""
+        return bytes(token & 0xFF for token in tokens).decode("ascii")
+
+
+def drawn_sampling(seed: int) -> dict[str, Any]:
+    """Stop strings and log-probabilities of a plan, for some."""
+    rng = random.Random(seed)
+    drawn: dict[str, Any] = {}
+    if rng.random() < 0.3:
+        # Of one or two of the made-up model's 94 characters: some are found, some only begin.
+        texts = ["".join(chr(rng.randrange(32, 126)) for _ in range(2)) for _ in range(16)]
+        if rng.random() < 0.5:
+            texts[0] = texts[0][:1]
+        drawn = {"stops": tuple(dict.fromkeys(texts)), "min_tokens": rng.choice((0, 0, 3))}
+    if rng.random() < 0.3:
+        drawn["others"] = rng.choice((0, 1, 5))
+    return drawn
 
 
 @dataclass(slots=True)
@@ -62,7 +107,7 @@ class Run:
     #: A worker was given it; or its node has said that none was.
     submitted: bool = False
     declined: bool = False
-    #: Its worker was dead already when it was placed.
+    #: Its worker was dead already when it was placed, or when its node was told of it.
     was_late: bool = False
 
     @property
@@ -135,8 +180,8 @@ class Record:
     ended: set[SessionId] = field(default_factory=set)
     #: Answers whose tokens have joined their session's context.
     joined: set[int] = field(default_factory=set)
-    #: What the model answers: prompt, how many, seed.
-    model: Callable[[bytes, int, int], tuple[list[int], str]] = lambda *_: ([], "")
+    #: What the model answers: prompt, how many, seed, how many at least.
+    model: Callable[[bytes, int, int, int], tuple[list[int], str]] = lambda *_: ([], "")
     answers: dict[int, Answer] = field(default_factory=dict)
     runs: dict[GenerationId, Run] = field(default_factory=dict)
     epochs: dict[Epoch, GenerationId] = field(default_factory=dict)

@@ -24,7 +24,7 @@ from head.rows import (
     PutSession,
     PutTokens,
 )
-from tests.harness.memory_worker import TOKEN_BITS
+from tests.harness.memory_worker import TOKEN_BITS, made_up_record
 from tests.sim.world.record import Answer, Plan, Record, Run, Violation
 from tests.sim.world.verdicts import Verdicts
 
@@ -118,7 +118,7 @@ class StoreRules:
             raise Violation(f"{plan.name} began without what the turn before it delivered")
         plan.prompt = pack_ids(context)
         plan.by_step = record.generated[row.session]
-        plan.expected, plan.reason = record.model(plan.prompt, plan.max_new, plan.seed)
+        plan.expect(record.model)
         return plan
 
     # --- made sessions ------------------------------------------------------------------------
@@ -204,6 +204,7 @@ class StoreRules:
                 )
             self._check_token(answer, place, token)
             answer.tokens.append(token)
+        self._check_logprobs(answer, row)
         run.committed += count_ids(row.ids)
 
     def _check_token(self, answer: Answer, place: int, token: int) -> None:
@@ -214,6 +215,17 @@ class StoreRules:
             raise Violation(
                 f"token {place} of {plan.name} is {token & TOKEN_MASK}, not {plan.expected[place]}"
             )
+
+    def _check_logprobs(self, answer: Answer, row: PutTokens) -> None:
+        others = None if answer.plan is None else answer.plan.others
+        expected = b""
+        if others is not None:
+            expected = b"".join(
+                made_up_record(token, row.offset + place, others)
+                for place, token in enumerate(unpack_ids(row.ids))
+            )
+        if row.logprobs != expected:
+            raise Violation(f"log-probabilities at {row.offset} are not those of their tokens")
 
     def _put_finish(self, row: PutFinish, now: float) -> None:
         answer = self._record.answers.get(row.answer)
@@ -228,6 +240,9 @@ class StoreRules:
             answer.latest.finished = True
         if row.completion_tokens != len(answer.tokens):
             raise Violation(f"{row.completion_tokens} tokens at the end, not {len(answer.tokens)}")
+        stop = answer.plan.stop if answer.plan is not None and row.finish == "stop" else ""
+        if row.stop != stop:
+            raise Violation(f"answer {row.answer:x} ended at the stop {row.stop!r}, not {stop!r}")
         self._verdicts.judge_end(answer, row.finish, answer.error, now)
 
     def _answer(self, number: int) -> Answer:

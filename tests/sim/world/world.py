@@ -22,7 +22,7 @@ from tests.sim.world.conversations import Conversation, served
 from tests.sim.world.faults import RESPAWN_S, Faults
 from tests.sim.world.oracle import Oracle
 from tests.sim.world.profiles import Profile, choose
-from tests.sim.world.record import Plan, Record, Violation
+from tests.sim.world.record import Plan, Record, Violation, drawn_sampling
 from tests.sim.world.verdicts import Verdicts
 
 #: All calls end so long after everything is mended; most of it is waiting for the next dial.
@@ -138,11 +138,12 @@ class World:
         self.record.model = model.answer
         drift = profile.drift
         fleet.head_clock = (1 + rng.uniform(-drift, drift), rng.uniform(0, 1e4))
-        for node in fleet.nodes:
+        for number, node in enumerate(fleet.nodes):
             node.rate, node.offset_s = 1 + rng.uniform(-drift, drift), rng.uniform(0, 1e4)
             node.model = model
             node.load_s = rng.choice((0.0, 0.3, 1.0))
             node.window = 1 << 20
+            node.is_deaf = (self.seed + number) % 4 == 0
 
     # --- calls --------------------------------------------------------------------------------
 
@@ -177,21 +178,22 @@ class World:
         prompt = PackedIds(pack_ids(ids))
         max_new = rng.randint(*profile.tokens)
         seed = rng.getrandbits(63)
-        expected, reason = self.record.model(prompt, max_new, seed)
         key = f"key {name}" if rng.random() < profile.keyed else None
         plan = Plan(
             name=name,
             prompt=prompt,
             max_new=max_new,
             seed=seed,
-            expected=expected,
-            reason=reason,
+            expected=[],
+            reason="",
             key=key,
             keep=key is not None or rng.random() < 0.3,
             poison=poison,
             wall_ms=rng.randint(500, 8000) if rng.random() < profile.budgeted else 0,
             credit=rng.choice((2, 5)) if rng.random() < profile.small_credit else 4096,
+            **drawn_sampling(seed),
         )
+        plan.expect(self.record.model)
         self.record.plans[bytes(prompt)] = plan
         return plan
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bus.agent_records import SubmitToWorker, ToWorker
@@ -12,7 +14,18 @@ from bus.ids import (
     pack_ids,
 )
 from bus.messages import link, parts, worker
-from tests.harness.checked_session import MODEL, PROMPT, WORKER, Node, S, cancel, run
+from bus.messages.sampling import SamplingParams
+from tests.harness.checked_session import (
+    MODEL,
+    PROMPT,
+    WORKER,
+    Node,
+    S,
+    cancel,
+    known,
+    run,
+    view,
+)
 
 
 @pytest.fixture
@@ -184,3 +197,54 @@ def test_a_worker_that_skips_tokens_loses_the_generation(running: Node) -> None:
     assert to_worker == cancel()
     assert isinstance(lost, link.Lost)
     assert lost.reason == "the worker sent token 2 when 1 was next"
+
+
+@pytest.fixture
+def with_logprobs(node: Node) -> Node:
+    """A generation that was asked for with the chosen token's log-probability alone."""
+    node.assign()
+    node.append()
+    request = node.request()
+    node.give(replace(request, sampling=SamplingParams(logprobs=1)))
+    return node
+
+
+def made(first: int, ids: list[int], logprobs: bytes, finish: str = "") -> worker.OutputRun:
+    return worker.OutputRun(
+        generation=GenerationId(100),
+        first_index=first,
+        ids=pack_ids(ids),
+        finish=parts.Finish(reason=finish) if finish else None,
+        logprobs=logprobs,
+    )
+
+
+def test_log_probabilities_go_with_their_tokens_and_again_when_asked_again(
+    with_logprobs: Node,
+) -> None:
+    node = with_logprobs
+    node.session.worker_output(MODEL, WORKER, [made(0, [11, 12], b"eleventw")])
+    first = replace(run(0, [11, 12]), logprobs=b"eleventw")
+    assert node.taken() == [link.TokenEvents(runs=(first,))]
+    node.session.worker_output(MODEL, WORKER, [made(2, [13], b"13..", "eos")])
+    node.taken()
+    node.acknowledge(1)
+    said = node.link_to_head(view(known(1)))
+    kept = replace(run(1, [12, 13], "eos"), logprobs=b"entw13..")
+    assert link.TokenEvents(runs=(kept,)) in said
+
+
+@pytest.mark.parametrize("logprobs", [b"", b"123", b"12345678"])
+def test_log_probabilities_that_do_not_fit_lose_the_generation(
+    with_logprobs: Node, logprobs: bytes
+) -> None:
+    with_logprobs.session.worker_output(MODEL, WORKER, [made(0, [11], logprobs)])
+    notice, cancelled = sorted(with_logprobs.taken(), key=lambda one: isinstance(one, ToWorker))
+    assert isinstance(notice, link.Lost)
+    assert "log-probabilities" in notice.reason
+    assert cancelled == cancel()
+
+
+def test_log_probabilities_that_nobody_asked_for_lose_the_generation(running: Node) -> None:
+    running.session.worker_output(MODEL, WORKER, [made(0, [11], b"1234")])
+    assert any(isinstance(one, link.Lost) for one in running.taken())

@@ -16,17 +16,17 @@ def test_events_are_kept_until_the_watermark_covers_them() -> None:
     window.add(pack_ids([7, 8, 9]), None)
     window.add(pack_ids([10]), DONE)
     assert window.next_seq == 5
-    assert window.retained() == (0, pack_ids([7, 8, 9, 10]), DONE)
+    assert window.retained() == (0, pack_ids([7, 8, 9, 10]), DONE, b"")
     window.acknowledge(3)
     window.validate_state()
-    assert window.retained() == (3, pack_ids([10]), DONE)
+    assert window.retained() == (3, pack_ids([10]), DONE, b"")
     window.acknowledge(4)
     window.validate_state()
-    assert window.retained() == (4, b"", DONE)
+    assert window.retained() == (4, b"", DONE, b"")
     window.acknowledge(5)
     window.validate_state()
     assert window.is_acknowledged
-    assert window.retained() == (5, b"", None)
+    assert window.retained() == (5, b"", None, b"")
 
 
 def test_old_and_impossible_watermarks_change_nothing() -> None:
@@ -36,7 +36,7 @@ def test_old_and_impossible_watermarks_change_nothing() -> None:
     for number in (0, 1, 2, 4, 2**63):
         window.acknowledge(number)
         window.validate_state()
-        assert window.retained() == (2, pack_ids([3]), None)
+        assert window.retained() == (2, pack_ids([3]), None, b"")
 
 
 def test_nothing_comes_after_the_finish() -> None:
@@ -81,3 +81,32 @@ def test_what_it_keeps_is_counted_in_bytes() -> None:
     assert window.retained_bytes == 128 + 2
     window.acknowledge(4)
     assert window.retained_bytes == 0
+
+
+def test_log_probabilities_stay_with_their_tokens() -> None:
+    window = EventWindow(record_bytes=4)
+    window.add(pack_ids([7, 8]), None, b"seveeigh")
+    window.add(pack_ids([9]), DONE, b"nine")
+    assert window.retained() == (0, pack_ids([7, 8, 9]), DONE, b"seveeighnine")
+    window.acknowledge(2)
+    window.validate_state()
+    assert window.retained() == (2, pack_ids([9]), DONE, b"nine")
+    window.acknowledge(4)
+    window.validate_state()
+    assert window.retained_bytes == 0
+
+
+def test_log_probabilities_are_counted_in_bytes() -> None:
+    window = EventWindow(record_bytes=164)
+    window.add(pack_ids(range(10)), None, bytes(1640))
+    assert window.retained_bytes == 1680
+    window.acknowledge(9)
+    assert window.retained_bytes == 168
+
+
+@pytest.mark.parametrize("logprobs", [b"", bytes(3), bytes(5), bytes(8)])
+def test_log_probabilities_that_fit_no_token_are_not_taken(logprobs: bytes) -> None:
+    window = EventWindow(record_bytes=4)
+    assert not window.fits(pack_ids([1]), logprobs)
+    with pytest.raises(ValueError, match="as many"):
+        window.add(pack_ids([1]), None, logprobs)

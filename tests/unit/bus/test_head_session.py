@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -177,3 +178,21 @@ def test_generation_of_an_earlier_start_goes_on_from_its_watermark() -> None:
     session.resume(GENERATION, 5)
     assert session.accept(run(4, 1)).verdict is Verdict.DUPLICATE
     assert session.accept(run(5, 2)).verdict is Verdict.FRESH
+
+
+def test_log_probabilities_are_cut_with_their_tokens(session: HeadSession) -> None:
+    first = replace(run(0, 8, 9), logprobs=b"eightnine.")
+    assert session.accept(first).logprobs == b"eightnine."
+    again = session.accept(replace(run(1, 9, 10, 11), logprobs=b"nine.ten..elevn"))
+    assert unpack_ids(again.ids).tolist() == [10, 11]
+    assert again.logprobs == b"ten..elevn"
+    assert again.first(1).logprobs == b"ten.."
+    assert unpack_ids(again.first(1).ids).tolist() == [10]
+    assert again.first(0).logprobs == b""
+    assert again.first(2) == again
+
+
+def test_a_finish_that_is_new_brings_no_log_probabilities_again(session: HeadSession) -> None:
+    session.accept(replace(run(0, 8), logprobs=b"8888"))
+    last = session.accept(replace(run(0, 8, finish="eos"), logprobs=b"8888"))
+    assert (last.verdict, last.ids, last.logprobs) == (Verdict.FRESH, b"", b"")

@@ -1,0 +1,150 @@
+"""A new answer's way from its request to the waiting line: ids, vocabulary, constraint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bus.errors import Invalid, SuperfluidError
+from bus.ids import PackedIds, pack_ids
+from bus.messages.text import CheckConstraint, Described, Encoded
+from head.answers import Answer
+from head.effects import ClientKey
+from head.operation import Core
+from head.sampling_request import check_ids
+from head.texts import Continue, MakeJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """One answer before it waits for a node. Whatever is wrong with it ends it, by name.
+
+    Args:
+        core: the head's.
+        client: who asked.
+        answer: in the book, in stage PREPARING.
+        constraint_param: what the client called its constraint.
+    """
+
+    core: Core
+    client: ClientKey
+    answer: Answer
+    constraint_param: str
+
+    def encode(self, make_job: MakeJob, size_bytes: int) -> None:
+        """Admit the answer with the ids that a text job gives.
+
+        Args:
+            make_job: of the job's number and the model's folder.
+            size_bytes: of its text.
+        """
+
+        def encoded(reply: object, now: float) -> None:
+            if isinstance(reply, Encoded):
+                ids = reply.ids
+                self._when_described(lambda known, at: self._with_prompt(known, ids, at), now)
+
+        self._submit(make_job, encoded, size_bytes, self.answer.accepted_s)
+
+    def take_ids(self, ids: tuple[int, ...], now: float) -> None:
+        """Admit the answer with the ids that the client gave."""
+
+        def then(known: object, at: float) -> None:
+            if isinstance(known, Described) and max(ids) >= len(known.vocabulary):
+                error = Invalid(
+                    f"tokens has id {max(ids)}; {self.answer.model} has ids 0 to "
+                    f"{len(known.vocabulary) - 1}",
+                    param="tokens",
+                )
+                self._fail(error, at)
+                return
+            self._with_prompt(known, pack_ids(ids), at)
+
+        self._when_described(then, now)
+
+    def take_context(self, now: float) -> None:
+        """Admit a turn, which begins with its session's context."""
+        self._when_described(self._check, now)
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def _with_prompt(self, known: object, ids: PackedIds, now: float) -> None:
+        if isinstance(known, Described) and not ids:
+            self._fail(Invalid("the prompt has no tokens; give at least one", param="prompt"), now)
+            return
+        if not self.answer.ended:
+            self.answer.prompt = ids
+            self.answer.prompt_tokens = len(ids) // 4
+        self._check(known, now)
+
+    def _check(self, known: object, now: float) -> None:
+        """See that what the request asks for can be had, then let it wait."""
+        answer = self.answer
+        if answer.ended:
+            return
+        try:
+            if isinstance(known, SuperfluidError):
+                raise known
+            if isinstance(known, Described):
+                check_ids(answer.sampling, answer.model, len(known.vocabulary))
+        except SuperfluidError as error:
+            self._fail(error, now)
+            return
+        if answer.sampling.constraint is None:
+            self._wait(now)
+        else:
+            self._check_constraint(now)
+
+    def _check_constraint(self, now: float) -> None:
+        """Compile the constraint once, away from every node."""
+        constraint = self.answer.sampling.constraint
+        if constraint is None:
+            raise ValueError("an answer without a constraint")
+
+        def make_job(job: int, folder: str) -> object:
+            return CheckConstraint(job=job, folder=folder, constraint=constraint)
+
+        self._submit(make_job, lambda _, at: self._wait(at), len(constraint.source), now)
+
+    def _wait(self, now: float) -> None:
+        if self.answer.ended:
+            return
+        try:
+            self.core.runs.waiting.add(self.answer, now)
+        except SuperfluidError as error:
+            self._fail(error, now)
+
+    # --- parts --------------------------------------------------------------------------------
+
+    def _submit(self, make_job: MakeJob, then: Continue, size_bytes: int, now: float) -> None:
+        answer = self.answer
+
+        def done(reply: object, at: float) -> None:
+            answer.text_job = None
+            if isinstance(reply, SuperfluidError):
+                self._fail(reply, at)
+            else:
+                then(reply, at)
+
+        try:
+            answer.text_job = self.core.texts.submit(
+                answer.model, make_job, done, client=self.client, size_bytes=size_bytes
+            )
+        except SuperfluidError as error:
+            self._fail(error, now)
+
+    def _when_described(self, then: Continue, now: float) -> None:
+        """Go on, or end the answer when its model's folder is gone."""
+        try:
+            self.core.texts.when_described(self.answer.model, then, now)
+        except SuperfluidError as error:
+            self._fail(error, now)
+
+    def _fail(self, error: SuperfluidError, now: float) -> None:
+        if error.param == "constraint":
+            error = type(error)(
+                error.message,
+                param=self.constraint_param,
+                details=error.details,
+                retry_after_ms=error.retry_after_ms,
+            )
+        self.core.book.end(self.answer, "error", now, error)
