@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bus.errors import DecodeError
-from bus.messages.text import TEXT, Describe, TextFailed, TextReady
+from bus.messages.text import TEXT, CheckConstraint, Describe, TextFailed, TextReady
 from bus.transport import clock
 from bus.transport.child import ChildSpec
 from bus.transport.pool import ChildExited, ChildMessage, ProcessPool
@@ -155,6 +155,14 @@ def _over_limit(job: Any, what: str) -> TextFailed:
             message=f"the model's tokenizer took more {what} than a text process may; raise "
             "text.cpu_s or text.memory_bytes of head.toml, or import the model again",
             retry_after_ms=RETRY_AFTER_MS,
+        )
+    if isinstance(job, CheckConstraint):
+        return TextFailed(
+            job=job.job,
+            code="constraint_invalid",
+            message=f"the constraint can not be used: {job.constraint.kind}: compiling it takes "
+            f"more {what} than a constraint may; send a smaller or simpler one",
+            param="constraint",
         )
     return TextFailed(
         job=job.job,

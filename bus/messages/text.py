@@ -13,6 +13,7 @@ from bus.codec import Codec
 from bus.fields import MaxBytes, MaxItems
 from bus.ids import PackedIds
 from bus.messages.parts import U32, Name
+from bus.messages.sampling import Constraint
 
 TEXT = Codec("text", max_bytes=128 * 1024 * 1024)
 
@@ -79,6 +80,19 @@ class Decode:
     skip_special: bool = True
 
 
+@TEXT.message(tag=5)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckConstraint:
+    """Whether a constraint can be honoured with a model's tokens, in time and memory of its own.
+
+    Answered by `ConstraintChecked`, or by `TextFailed` with the code `constraint_invalid`.
+    """
+
+    job: int
+    folder: FolderPath
+    constraint: Constraint
+
+
 # --- replies ----------------------------------------------------------------------------------
 
 
@@ -133,3 +147,11 @@ class TextFailed:
     message: Annotated[str, MaxBytes(4096)]
     param: Name = ""
     retry_after_ms: U32 = 0
+
+
+@TEXT.message(tag=37)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstraintChecked:
+    """The constraint can be honoured."""
+
+    job: int

@@ -19,7 +19,8 @@ import os
 import resource
 import signal
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import ceil
 from typing import Any
 
@@ -120,6 +121,39 @@ def grant_cpu_time(seconds: int) -> None:
     """Let this process use so many more seconds of CPU time, up to one more by rounding."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _limit(resource.RLIMIT_CPU, ceil(used.ru_utime + used.ru_stime) + seconds)
+
+
+@contextmanager
+def narrow_limits(cpu_s: int, growth_bytes: int) -> Iterator[None]:
+    """Inside, this process may use less than its job may; what goes beyond ends the process.
+
+    Args:
+        cpu_s: further seconds of CPU time, up to one more by rounding.
+        growth_bytes: memory beside what it has now.
+    """
+    before = {
+        which: resource.getrlimit(which)[0] for which in (resource.RLIMIT_CPU, resource.RLIMIT_AS)
+    }
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _lower(resource.RLIMIT_CPU, ceil(used.ru_utime + used.ru_stime) + cpu_s)
+    _lower(resource.RLIMIT_AS, _address_space() + growth_bytes)
+    try:
+        yield
+    finally:
+        for which, soft in before.items():
+            resource.setrlimit(which, (soft, resource.getrlimit(which)[1]))
+
+
+def _address_space() -> int:
+    """Bytes of this process's address space, which RLIMIT_AS counts."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def _lower(which: int, value: int) -> None:
+    soft, hard = resource.getrlimit(which)
+    limits = [value, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
+    resource.setrlimit(which, (min(limits), hard))
 
 
 def _limit(which: int, value: int) -> None:

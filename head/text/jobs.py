@@ -1,4 +1,4 @@
-"""The jobs of the head's text process: describe, encode, decode, render a chat."""
+"""The jobs of the head's text process: tokenize, render chats, check constraints."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from llguidance import LLTokenizer
+
 from bus.codec import unpack
 from bus.errors import Invalid, TooLarge
 from bus.ids import pack_ids, unpack_ids
 from bus.messages.text import (
     MAX_TEXT_BYTES,
+    CheckConstraint,
+    ConstraintChecked,
     Decode,
     Decoded,
     Describe,
@@ -21,14 +25,19 @@ from bus.messages.text import (
     Encoded,
     RenderChat,
 )
+from bus.text.constraints import check_constraint, make_tokenizer
 from bus.text.escaping import Escaper
 from bus.text.model_files import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
-from bus.text.process import Handler
+from bus.text.process import Handler, narrow_limits
 from bus.text.tokenizer import TextModel
 from head.text.templates import ChatTemplate
 
 #: How many tokenizers stay open; a large one takes half a GB.
 OPEN_MODELS = 4
+#: What one constraint may take, beside its model's tokenizer. With the second that CPU limits are
+#: rounded by, it has its answer within five.
+CONSTRAINT_CPU_S = 4
+CONSTRAINT_MEMORY_BYTES = 256 * 1024 * 1024
 
 
 class _Opened:
@@ -41,6 +50,10 @@ class _Opened:
     def template(self) -> ChatTemplate:
         files = self.model.files
         return ChatTemplate(files.name, files.template, files.named_tokens)
+
+    @cached_property
+    def constraint_tokenizer(self) -> LLTokenizer:
+        return make_tokenizer(self.model)
 
 
 class TextJobs:
@@ -56,6 +69,7 @@ class TextJobs:
             Encode: self.encode,
             RenderChat: self.render_chat,
             Decode: self.decode,
+            CheckConstraint: self.check_constraint,
         }
 
     def describe(self, job: Describe) -> Described:
@@ -95,6 +109,14 @@ class TextJobs:
         )
         ids = opened.model.encode_rendered(text, escaper, add_special=True)
         return Encoded(job=job.job, ids=pack_ids(ids), text=_fitting(escaper.restore(text)))
+
+    def check_constraint(self, job: CheckConstraint) -> ConstraintChecked:
+        """Whether a constraint can be honoured, in less time and memory than other jobs have."""
+        opened = self._open(job.folder)
+        tokenizer = opened.constraint_tokenizer
+        with narrow_limits(CONSTRAINT_CPU_S, CONSTRAINT_MEMORY_BYTES):
+            check_constraint(opened.model, job.constraint, tokenizer)
+        return ConstraintChecked(job=job.job)
 
     def _model(self, folder: str) -> TextModel:
         return self._open(folder).model

@@ -9,7 +9,8 @@ import pytest
 
 from bus.errors import Invalid, ModelIncomplete, QueueFull, SuperfluidError
 from bus.ids import ModelName
-from bus.messages.text import Describe, Described, Encode, TextFailed
+from bus.messages.sampling import Constraint
+from bus.messages.text import CheckConstraint, Describe, Described, Encode, TextFailed
 from head.effects import DropText, TextJob
 from head.outbox import Outbox
 from head.text_pool import death
@@ -129,6 +130,16 @@ def test_death_of_a_process_is_told_as_what_it_was(
     described = death(Describe(job=8, folder="/toy"), returncode, may_be_cpu_limit)
     assert (described.code, described.param) == ("tokenizer_unavailable", "")
     assert described.retry_after_ms > 0
+
+
+def test_death_over_a_constraint_is_the_constraint_s_refusal() -> None:
+    constraint = Constraint(kind="regex", source="a")
+    job = CheckConstraint(job=7, folder="/toy", constraint=constraint)
+    for number in (signal.SIGXCPU, signal.SIGSEGV, signal.SIGABRT):
+        failed = death(job, -number, False)
+        assert (failed.code, failed.param) == ("constraint_invalid", "constraint")
+        assert failed.retry_after_ms == 0
+    assert death(job, -signal.SIGTERM, False).code == "tokenizer_unavailable"
 
 
 def test_dropped_job_is_taken_out_of_line_and_answers_nobody(desk: Desk) -> None:

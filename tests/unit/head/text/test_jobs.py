@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
 
-from bus.errors import DecodeError, Invalid, NotFound
+from bus.errors import ConstraintInvalid, DecodeError, Invalid, NotFound
 from bus.ids import pack_ids, unpack_ids
-from bus.messages.text import TEXT, Decode, Describe, Encode, RenderChat
+from bus.messages.sampling import Constraint
+from bus.messages.text import TEXT, CheckConstraint, Decode, Describe, Encode, RenderChat
 from bus.text.tokenizer import TextModel
 from bus.text.vocabulary import tokenizer_digest
 from head.text.jobs import OPEN_MODELS, TextJobs
@@ -125,3 +127,15 @@ def test_only_so_many_models_stay_open(tmp_path: Path) -> None:
     assert len(jobs._models) == OPEN_MODELS
     with pytest.raises(NotFound):
         jobs.encode(Encode(job=1, folder=str(tmp_path / "none"), text="x"))
+
+
+def test_a_constraint_is_checked_under_limits_that_are_given_back() -> None:
+    kinds = (resource.RLIMIT_CPU, resource.RLIMIT_AS)
+    before = [resource.getrlimit(kind) for kind in kinds]
+    jobs, folder = TextJobs(), str(toy_model_folder().path)
+    good = Constraint(kind="json_schema", source='{"type": "integer"}')
+    assert jobs.check_constraint(CheckConstraint(job=5, folder=folder, constraint=good)).job == 5
+    bad = Constraint(kind="json_schema", source='{"not": {}}')
+    with pytest.raises(ConstraintInvalid, match="#/not"):
+        jobs.check_constraint(CheckConstraint(job=6, folder=folder, constraint=bad))
+    assert [resource.getrlimit(kind) for kind in kinds] == before

@@ -1,0 +1,419 @@
+"""A JSON Schema made into one that the grammar engine honours in full, or refused.
+
+The engine ignores what it does not know, is wrong about some of what it knows, and reads patterns
+in a syntax of its own. So a schema is written anew here from what is known to hold: every keyword
+is checked, translated or refused by name, with its place. What comes out may allow less than the
+schema does (one order of properties, one spelling of a value), never more.
+
+What is reached by `$ref` becomes a definition of its own; nothing else of `$defs` is looked at.
+
+Source: JSON Schema 2020-12 core and validation; draft 7, section 8.3, for siblings of `$ref`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from decimal import Decimal, InvalidOperation
+from typing import Any
+from urllib.parse import unquote
+
+from bus.text.formats import FORMATS
+from bus.text.patterns import PatternRefused, translate
+from bus.text.schema_limits import (
+    ANNOTATIONS,
+    DIALECTS,
+    IGNORED,
+    MAX_COUNT,
+    MAX_DEFINITIONS,
+    MAX_DEPTH,
+    REF_ALONE,
+    TYPES,
+    UNSUPPORTED,
+    SchemaRefused,
+)
+from bus.text.schema_numbers import literal, lower_bound, step, upper_bound
+
+Json = Any
+Schema = dict[str, Any] | bool
+Out = dict[str, Any]
+
+
+def parse_json(source: str) -> Json:
+    """JSON text with numbers as int or Decimal.
+
+    Raises:
+        SchemaRefused: it is no JSON, or a key is there twice.
+    """
+    try:
+        return json.loads(
+            source,
+            parse_float=Decimal,
+            parse_constant=_no_constant,
+            object_pairs_hook=_object,
+        )
+    except RecursionError:
+        raise SchemaRefused("", f"it is nested more than {MAX_DEPTH} deep") from None
+    except InvalidOperation:
+        raise SchemaRefused("", "it has a number that is too large to work with") from None
+    except ValueError as error:
+        # Among them: an integer of more digits than Python converts.
+        raise SchemaRefused("", f"it is not JSON ({str(error)[:200]})") from None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice[:60]!r} is there twice in one object")
+    return found
+
+
+def translate_schema(root: Json) -> Out:
+    """The schema as the engine honours it.
+
+    Args:
+        root: from `parse_json`.
+
+    Raises:
+        SchemaRefused: something in it can not be honoured, or nothing can match it.
+    """
+    return _Translation(root).run()
+
+
+class _Translation:
+    """One schema on its way. Owns the definitions that `$ref` leads to."""
+
+    def __init__(self, root: Json) -> None:
+        self._root = root
+        self._alone = False
+        self._names: dict[str, str] = {}
+        self._definitions: dict[str, Out] = {}
+        self._waiting: list[tuple[str, str, Json]] = []
+        self._anchors: dict[str, tuple[str, Json]] | None = None
+
+    def run(self) -> Out:
+        root = self._root
+        if not isinstance(root, dict | bool):
+            raise SchemaRefused("", f"it should be a JSON object, not {_kind(root)}")
+        if isinstance(root, dict):
+            dialect = root.get("$schema")
+            if dialect is not None and _dialect(dialect) not in DIALECTS:
+                raise SchemaRefused(
+                    "#/$schema", "the dialect is not supported; use draft 2020-12, 2019-09, 7 or 6"
+                )
+            self._alone = _dialect(dialect) in REF_ALONE
+        made = self._schema(root, "#", 0, is_root=True)
+        while self._waiting:
+            name, where, node = self._waiting.pop()
+            self._definitions[name] = self._schema(node, where, 0, is_root=where == "#")
+        if self._definitions:
+            made = {"$defs": self._definitions, **made}
+        return made
+
+    def _schema(self, node: Json, where: str, depth: int, *, is_root: bool = False) -> Out:
+        if node is True:
+            return {}
+        if node is False:
+            # `false` as an object, so that everything is one.
+            return {"anyOf": []}
+        if not isinstance(node, dict):
+            raise SchemaRefused(where, f"a schema should be an object, not {_kind(node)}")
+        if depth > MAX_DEPTH:
+            raise SchemaRefused(where, f"it is nested more than {MAX_DEPTH} deep")
+        if self._alone and "$ref" in node:
+            node = {"$ref": node["$ref"]}
+        if is_root:
+            node = {key: value for key, value in node.items() if key not in ("$schema", "$id")}
+        out: Out = {}
+        for key, value in node.items():
+            self._keyword(key, value, node, f"{where}/{_escaped(key)}", depth, out)
+        return out
+
+    def _keyword(
+        self, key: str, value: Json, node: dict[str, Json], where: str, depth: int, out: Out
+    ) -> None:
+        if key in ANNOTATIONS or (key in IGNORED and value == IGNORED[key]):
+            return
+        handler = _HANDLERS.get(key)
+        if handler is None:
+            raise SchemaRefused(
+                where, UNSUPPORTED.get(key, "this keyword is not known, so it would not hold")
+            )
+        for name, made in handler(self, value, node, where, depth).items():
+            if name in out:
+                # The same keyword from two: what is not merged here the engine intersects.
+                out.setdefault("allOf", []).append({name: made})
+            else:
+                out[name] = made
+
+    # --- references -----------------------------------------------------------------------
+
+    def _ref(self, value: Json, _node: Json, where: str, _depth: int) -> Out:
+        if not isinstance(value, str):
+            raise SchemaRefused(where, f"it should be text, not {_kind(value)}")
+        if not value.startswith("#"):
+            raise SchemaRefused(where, "it leads out of the schema; use #/$defs/NAME")
+        place, target = self._target(unquote(value[1:]), where)
+        if place not in self._names:
+            if len(self._names) == MAX_DEFINITIONS:
+                raise SchemaRefused(where, f"more than {MAX_DEFINITIONS} definitions are used")
+            self._names[place] = f"r{len(self._names)}"
+            self._waiting.append((self._names[place], place, target))
+        return {"$ref": f"#/$defs/{self._names[place]}"}
+
+    def _target(self, pointer: str, where: str) -> tuple[str, Json]:
+        if pointer and not pointer.startswith("/"):
+            found = self._all_anchors().get(pointer)
+            if found is None:
+                raise SchemaRefused(where, f"there is no $anchor {pointer[:60]!r}")
+            return found
+        node: Json = self._root
+        parts = pointer.split("/")[1:]
+        for part in parts:
+            key = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(node, dict) and key in node:
+                node = node[key]
+            elif isinstance(node, list) and key.isdecimal() and int(key) < len(node):
+                node = node[int(key)]
+            else:
+                raise SchemaRefused(where, f"it leads to nothing: there is no {part[:60]!r}")
+            if isinstance(node, dict) and isinstance(node.get("$id"), str):
+                raise SchemaRefused(where, "it leads into a schema with an $id of its own")
+        return "#" + "".join(f"/{part}" for part in parts), node
+
+    def _all_anchors(self) -> dict[str, tuple[str, Json]]:
+        if self._anchors is None:
+            self._anchors = {}
+            self._collect_anchors(self._root, "#", 0)
+        return self._anchors
+
+    def _collect_anchors(self, node: Json, where: str, depth: int) -> None:
+        """Anchors of the whole text; one that only looks like one is refused when it is twofold."""
+        if depth > 2 * MAX_DEPTH:
+            raise SchemaRefused(where, f"it is nested more than {MAX_DEPTH} deep")
+        if isinstance(node, list):
+            for place, item in enumerate(node):
+                self._collect_anchors(item, f"{where}/{place}", depth + 1)
+        if not isinstance(node, dict):
+            return
+        anchor = node.get("$anchor")
+        if isinstance(anchor, str):
+            if anchor in (self._anchors or {}):
+                raise SchemaRefused(where, f"$anchor {anchor[:60]!r} is there twice")
+            if self._anchors is not None:
+                self._anchors[anchor] = (where, node)
+        for key, value in node.items():
+            if key not in ("const", "enum"):
+                self._collect_anchors(value, f"{where}/{_escaped(key)}", depth + 1)
+
+    # --- any type -------------------------------------------------------------------------
+
+    def _type(self, value: Json, _node: Json, where: str, _depth: int) -> Out:
+        names = value if isinstance(value, list) else [value]
+        wrong = [name for name in names if not isinstance(name, str) or name not in TYPES]
+        if wrong or not names:
+            shown = json.dumps(wrong[0], default=str)[:60] if wrong else "an empty list"
+            raise SchemaRefused(where, f"{shown} is no type; types are {', '.join(TYPES)}")
+        return {"type": value}
+
+    def _const(self, value: Json, _node: Json, where: str, depth: int) -> Out:
+        return {"const": literal(value, where, depth)}
+
+    def _enum(self, value: Json, _node: Json, where: str, depth: int) -> Out:
+        items = _list(value, where)
+        return {"enum": [literal(item, f"{where}/{n}", depth) for n, item in enumerate(items)]}
+
+    def _some(self, value: Json, _node: Json, where: str, depth: int) -> Out:
+        items = _list(value, where)
+        made = [self._schema(item, f"{where}/{n}", depth + 1) for n, item in enumerate(items)]
+        return {where.rsplit("/", 1)[1]: made}
+
+    # --- arrays ---------------------------------------------------------------------------
+
+    def _items(self, value: Json, node: Json, where: str, depth: int) -> Out:
+        if not isinstance(value, list):
+            return {"items": self._below(value, where, depth)}
+        if "prefixItems" in node:
+            raise SchemaRefused(where, "items is a list beside prefixItems; keep one of them")
+        made: Out = {"prefixItems": self._some(value, node, where, depth)["items"]}
+        if "additionalItems" in node:
+            below = where.rsplit("/", 1)[0] + "/additionalItems"
+            made["items"] = self._below(node["additionalItems"], below, depth)
+        return made
+
+    def _additional_items(self, value: Json, node: Json, where: str, _depth: int) -> Out:
+        # Of meaning beside a list of items only, where `items` takes it.
+        if not isinstance(value, dict | bool):
+            raise SchemaRefused(where, f"a schema should be an object, not {_kind(value)}")
+        return {}
+
+    # --- objects --------------------------------------------------------------------------
+
+    def _properties(self, value: Json, _node: Json, where: str, depth: int) -> Out:
+        made = self._named(value, where, depth)
+        for name in made:
+            _check_name(name, where)
+        return {"properties": made}
+
+    def _pattern_properties(self, value: Json, _node: Json, where: str, depth: int) -> Out:
+        made = self._named(value, where, depth)
+        return {
+            "patternProperties": {
+                _pattern(name, f"{where}/{_escaped(name)}"): schema for name, schema in made.items()
+            }
+        }
+
+    def _named(self, value: Json, where: str, depth: int) -> dict[str, Out]:
+        if not isinstance(value, dict):
+            raise SchemaRefused(where, f"it should be an object, not {_kind(value)}")
+        return {
+            name: self._schema(schema, f"{where}/{_escaped(name)}", depth + 1)
+            for name, schema in value.items()
+        }
+
+    def _additional(self, value: Json, _node: Json, where: str, depth: int) -> Out:
+        return {"additionalProperties": self._below(value, where, depth)}
+
+    def _required(self, value: Json, _node: Json, where: str, _depth: int) -> Out:
+        names = _names(value, where)
+        for name in names:
+            _check_name(name, where)
+        return {"required": names} if names else {}
+
+    def _min_properties(self, value: Json, node: Json, where: str, _depth: int) -> Out:
+        least = _count(value, where)
+        required = set(_names(node.get("required", []), where))
+        if least <= len(required):
+            return {}
+        if least > len(required) + 1:
+            # The engine may write one free name twice, which is one property.
+            raise SchemaRefused(
+                where, "more than one property beyond the required ones can not be made sure of"
+            )
+        return {"minProperties": least}
+
+    def _below(self, value: Json, where: str, depth: int) -> Out:
+        return self._schema(value, where, depth + 1)
+
+
+def _plain_text(_self: _Translation, value: Json, node: Json, where: str, _depth: int) -> Out:
+    if not isinstance(value, str):
+        raise SchemaRefused(where, f"it should be text, not {_kind(value)}")
+    if where.endswith("/pattern"):
+        return {"pattern": _pattern(value, where)}
+    if value not in FORMATS:
+        raise SchemaRefused(
+            where,
+            f"format {value[:60]!r} is not supported; supported are {', '.join(sorted(FORMATS))}. "
+            "Use a pattern instead",
+        )
+    return {"pattern": FORMATS[value]}
+
+
+def _least(_self: _Translation, value: Json, node: Json, where: str, _depth: int) -> Out:
+    least = _count(value, where)
+    if least > MAX_COUNT:
+        raise SchemaRefused(where, f"no answer is that long; ask for at most {MAX_COUNT}")
+    return {where.rsplit("/", 1)[1]: least}
+
+
+def _most(_self: _Translation, value: Json, node: Json, where: str, _depth: int) -> Out:
+    most = _count(value, where)
+    # No answer reaches more, so it holds by itself.
+    return {where.rsplit("/", 1)[1]: most} if most <= MAX_COUNT else {}
+
+
+def _minimum(_self: _Translation, value: Json, node: Json, where: str, _depth: int) -> Out:
+    return lower_bound(where.rsplit("/", 1)[1], value, where)
+
+
+def _maximum(_self: _Translation, value: Json, node: Json, where: str, _depth: int) -> Out:
+    return upper_bound(where.rsplit("/", 1)[1], value, where)
+
+
+def _multiple_of(_self: _Translation, value: Json, node: Json, where: str, _depth: int) -> Out:
+    return {"multipleOf": step(value, where)}
+
+
+_Handler = Callable[[_Translation, Json, Any, str, int], Out]
+_HANDLERS: Mapping[str, _Handler] = {
+    "$ref": _Translation._ref,
+    "type": _Translation._type,
+    "const": _Translation._const,
+    "enum": _Translation._enum,
+    "anyOf": _Translation._some,
+    "oneOf": _Translation._some,
+    "allOf": _Translation._some,
+    "items": _Translation._items,
+    "additionalItems": _Translation._additional_items,
+    "prefixItems": _Translation._some,
+    "minItems": _least,
+    "maxItems": _most,
+    "properties": _Translation._properties,
+    "patternProperties": _Translation._pattern_properties,
+    "additionalProperties": _Translation._additional,
+    "required": _Translation._required,
+    "minProperties": _Translation._min_properties,
+    "maxProperties": _most,
+    "minLength": _least,
+    "maxLength": _most,
+    "pattern": _plain_text,
+    "format": _plain_text,
+    "minimum": _minimum,
+    "maximum": _maximum,
+    "exclusiveMinimum": _minimum,
+    "exclusiveMaximum": _maximum,
+    "multipleOf": _multiple_of,
+}
+
+
+def _dialect(value: Json) -> str:
+    text = value if isinstance(value, str) else ""
+    return text.removeprefix("https://").removeprefix("http://").rstrip("#")
+
+
+def _pattern(value: str, where: str) -> str:
+    try:
+        return translate(value)
+    except PatternRefused as error:
+        raise SchemaRefused(where, str(error)) from None
+
+
+def _check_name(name: str, where: str) -> None:
+    if any(character < " " or character == "\x7f" for character in name):
+        raise SchemaRefused(where, "a property's name has a control character")
+
+
+def _count(value: Json, where: str) -> int:
+    whole = isinstance(value, int | Decimal) and not isinstance(value, bool) and value % 1 == 0
+    if not whole or value < 0:
+        raise SchemaRefused(where, "it should be a whole number of at least 0")
+    return int(value)
+
+
+def _list(value: Json, where: str) -> list[Json]:
+    if not isinstance(value, list) or not value:
+        raise SchemaRefused(where, "it should be a list with something in it")
+    return value
+
+
+def _names(value: Json, where: str) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise SchemaRefused(where, "it should be a list of names")
+    return list(dict.fromkeys(value))
+
+
+def _escaped(key: str) -> str:
+    """A key in a JSON pointer, cut, since it ends in messages."""
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+def _kind(value: Json) -> str:
+    kinds = {str: "text", list: "a list", dict: "an object", bool: "a boolean", type(None): "null"}
+    return kinds.get(type(value), "a number")

@@ -1,0 +1,74 @@
+"""A Lark grammar read for what the engine would take and not hold: options, embedded schemas.
+
+`%json { ... }` inside a grammar is held to the same rules as a JSON Schema of its own and is
+rewritten. Options that ask something of the sampler or of the engine's host are refused, since
+nothing here would act on them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import Any
+
+from bus.text.constraint_errors import refused
+
+#: What is no code: a text with its flag, a regular expression, a comment, an embedded schema.
+_PART = re.compile(
+    r"""(?P<quoted>"(?:[^"\\\n]|\\.)*")
+      | (?P<comment>//[^\n]*|\#[^\n]*)
+      | (?P<regex>/(?:[^/\\\n]|\\.)+/)
+      | (?P<json>%json\b)
+      | (?P<options>%llguidance\b)""",
+    re.VERBOSE,
+)
+_REFUSED_OPTION = re.compile(r"\b(temperature|max_tokens|stop)\s*=")
+
+Schema = dict[str, Any]
+#: From the schema's text to the schema as the engine gets it.
+Translate = Callable[[str], Schema]
+
+
+def translate_lark(source: str, translate: Translate) -> str:
+    """The grammar with its embedded schemas translated.
+
+    Raises:
+        ConstraintInvalid: it has an option that would not be honoured, or a schema that is refused.
+    """
+    return "".join(_parts(source, translate))
+
+
+def _parts(source: str, translate: Translate) -> Iterator[str]:
+    at = 0
+    while found := _PART.search(source, at):
+        yield _code(source[at : found.start()])
+        at = found.end()
+        if found.lastgroup == "options":
+            raise refused("lark", "%llguidance can not be used here; leave it out")
+        if found.lastgroup == "json":
+            at = _json_end(source, at)
+            yield f"%json {json.dumps(translate(source[found.end() : at]))}"
+        else:
+            yield found[0]
+    yield _code(source[at:])
+
+
+def _code(text: str) -> str:
+    found = _REFUSED_OPTION.search(text)
+    if found:
+        raise refused("lark", f"the rule option {found[1]} is not supported; leave it out")
+    return text
+
+
+def _json_end(source: str, start: int) -> int:
+    begin = start
+    while begin < len(source) and source[begin].isspace():
+        begin += 1
+    try:
+        # Only its end is asked for here; what is in it is read with more care later.
+        _, end = json.JSONDecoder(parse_float=Decimal, parse_int=str).raw_decode(source, begin)
+    except (ValueError, RecursionError) as error:
+        raise refused("lark", f"%json is not followed by JSON ({str(error)[:100]})") from None
+    return end

@@ -1,0 +1,98 @@
+"""Numbers and literal values of a schema, as the grammar engine gets them right.
+
+The engine reads numbers as 64-bit floats and bounds of integers as 64-bit integers. Up to 2^53
+both are exact. Beyond, a bound is drawn in to 2^53, which allows less and never more, or refused
+where that would turn it round.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+from bus.text.schema_limits import MAX_DEPTH, SchemaRefused
+
+LARGEST = 2**53
+
+
+def literal(value: Any, where: str, depth: int) -> Any:
+    """A value of `const` or `enum` with its numbers exact.
+
+    Raises:
+        SchemaRefused: a number that would be changed, or too deep.
+    """
+    if depth > MAX_DEPTH:
+        raise SchemaRefused(where, f"it is nested more than {MAX_DEPTH} deep")
+    if isinstance(value, list):
+        return [literal(item, where, depth + 1) for item in value]
+    if isinstance(value, dict):
+        for key in value:
+            _check_text(key, where)
+        return {key: literal(item, where, depth + 1) for key, item in value.items()}
+    if isinstance(value, str):
+        _check_text(value, where)
+    if isinstance(value, int | Decimal) and not isinstance(value, bool):
+        return _exact(value, where)
+    return value
+
+
+def _check_text(text: str, where: str) -> None:
+    """Refuse what only \\uXXXX can write: the engine would leave it out of the text."""
+    if any((c < " " and c not in "\b\t\n\f\r") or c == "\x7f" for c in text):
+        raise SchemaRefused(where, "it has a control character, which can not be written")
+
+
+def lower_bound(key: str, value: Any, where: str) -> dict[str, Any]:
+    """`minimum` or `exclusiveMinimum`.
+
+    Raises:
+        SchemaRefused: no number, or above 2^53.
+    """
+    number = _number(value, where)
+    if number <= -LARGEST:
+        return {"minimum": -LARGEST}
+    return {key: _exact(number, where)}
+
+
+def upper_bound(key: str, value: Any, where: str) -> dict[str, Any]:
+    """`maximum` or `exclusiveMaximum`.
+
+    Raises:
+        SchemaRefused: no number, or below -2^53.
+    """
+    number = _number(value, where)
+    if number >= LARGEST:
+        return {"maximum": LARGEST}
+    return {key: _exact(number, where)}
+
+
+def step(value: Any, where: str) -> int | float:
+    """`multipleOf`.
+
+    Raises:
+        SchemaRefused: no number above 0 that can be held exactly.
+    """
+    number = _number(value, where)
+    if number <= 0:
+        raise SchemaRefused(where, "it should be above 0")
+    return _exact(number, where)
+
+
+def _number(value: Any, where: str) -> Decimal:
+    if not isinstance(value, int | Decimal) or isinstance(value, bool):
+        raise SchemaRefused(where, "it should be a number")
+    return Decimal(value)
+
+
+def _exact(given: int | Decimal, where: str) -> int | float:
+    value = Decimal(given)
+    if abs(value) <= LARGEST and value % 1 == 0:
+        return int(value)
+    number = float(value)
+    if abs(value) > LARGEST or Decimal(repr(number)) != value:
+        raise SchemaRefused(
+            where,
+            "the number has more digits than can be held exactly; use 15 digits or fewer, and "
+            f"whole numbers up to {LARGEST}",
+        )
+    return number

@@ -1,0 +1,129 @@
+"""Holds the suite's schemas against what constraints make of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+import jsonschema
+
+from bus.errors import ConstraintInvalid
+from bus.messages.sampling import Constraint
+from bus.text.constraints import check_constraint
+from bus.text.tokenizer import TextModel
+from tests.constraints.driver import Driver
+from tests.constraints.suite import Case
+
+_VALIDATORS = {
+    "draft2020-12": jsonschema.Draft202012Validator,
+    "draft7": jsonschema.Draft7Validator,
+}
+
+
+@dataclass(slots=True)
+class Verdict:
+    """Counts over some cases.
+
+    Attributes:
+        narrower: accepted schemas of which some valid instance is not accepted as text.
+        unfinished: answers that did not end within the limit.
+        answers: that were validated.
+        wrong: what was let through and is not valid.
+        crashes: anything raised but a refusal.
+        reasons: refused schemas by reason.
+    """
+
+    accepted: int = 0
+    refused: int = 0
+    narrower: int = 0
+    answers: int = 0
+    unfinished: int = 0
+    instances: int = 0
+    wrong: list[str] = field(default_factory=list)
+    crashes: list[str] = field(default_factory=list)
+    reasons: dict[str, int] = field(default_factory=dict)
+
+    def line(self) -> str:
+        """The summary."""
+        return (
+            f"constraints: schemas={self.accepted + self.refused + len(self.crashes)} "
+            f"accepted={self.accepted} refused={self.refused} wrong={len(self.wrong)} "
+            f"crashes={len(self.crashes)} narrower={self.narrower} answers={self.answers} "
+            f"unfinished={self.unfinished} instances={self.instances}"
+        )
+
+
+def judge(cases: Iterable[Case], model: TextModel, driver: Driver, seeds: int) -> Verdict:
+    """Check every case: refusal, or answers and instances held against the validator."""
+    verdict = Verdict()
+    for case in cases:
+        try:
+            _judge_one(case, model, driver, seeds, verdict)
+        except Exception as error:  # noqa: BLE001 - a crash is what is looked for
+            verdict.crashes.append(f"{case.name}: {error!r}")
+    return verdict
+
+
+def _judge_one(case: Case, model: TextModel, driver: Driver, seeds: int, verdict: Verdict) -> None:
+    constraint = Constraint(kind="json_schema", source=case.source)
+    try:
+        check_constraint(model, constraint, driver.tokenizer)
+    except ConstraintInvalid as error:
+        verdict.refused += 1
+        reason = re.sub(r"#[^:]*/", "#.../", error.message.split("used: ", 1)[1])[:70]
+        verdict.reasons[reason] = verdict.reasons.get(reason, 0) + 1
+        return
+    verdict.accepted += 1
+    validator = _validator(case)
+    for seed in range(seeds):
+        answer = driver.draw(constraint, seed, ending=0.1 if seed % 2 else 0.6)
+        if answer.error:
+            verdict.wrong.append(f"{case.name}: dead end after {answer.text!r}: {answer.error}")
+        elif not answer.finished:
+            verdict.unfinished += 1
+        else:
+            verdict.answers += 1
+            verdict.wrong += [f"{case.name}: {fault}" for fault in _faults(validator, answer.text)]
+    _judge_instances(case, constraint, driver, verdict)
+
+
+def _validator(case: Case) -> Any:
+    kind = _VALIDATORS[case.draft]
+    schema = json.loads(case.source, parse_float=Decimal)
+    return kind(schema, format_checker=kind.FORMAT_CHECKER)
+
+
+def _faults(validator: Any, text: bytes) -> Iterator[str]:
+    try:
+        value = json.loads(text.decode(), parse_float=Decimal)
+    except ValueError as error:
+        yield f"{text!r} is no JSON: {error}"
+        return
+    try:
+        errors = [error.message for error in validator.iter_errors(value)]
+    except re.error:
+        return  # A pattern that Python's `re` does not have.
+    for message in errors:
+        yield f"{text!r}: {message}"
+
+
+def _judge_instances(case: Case, constraint: Constraint, driver: Driver, verdict: Verdict) -> None:
+    narrower = False
+    for value, valid in case.instances:
+        verdict.instances += 1
+        taken = [text for text in spellings(value) if driver.accepts(constraint, text)]
+        if valid:
+            narrower |= not taken
+        elif taken:
+            verdict.wrong.append(f"{case.name}: accepts the invalid {taken[0]}")
+    verdict.narrower += narrower
+
+
+def spellings(value: Any) -> list[str]:
+    """Some JSON texts of a value."""
+    compact = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return list(dict.fromkeys([compact, json.dumps(value), json.dumps(value, indent=2)]))

@@ -1,0 +1,258 @@
+"""Constraints of all kinds: what they accept, and the cases from the field S1 and S2."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from llguidance import LLTokenizer
+
+from bus.errors import ConstraintInvalid
+from bus.messages.sampling import Constraint
+from bus.text.constraints import check_constraint, make_matcher, make_tokenizer
+from bus.text.tokenizer import TextModel
+from tests.harness.models import smollm2_folder, toy_model_folder
+from tests.unit.text.test_tokenizer import PIECES
+
+TOY = TextModel.open(toy_model_folder().path)
+TOKENIZER: LLTokenizer = make_tokenizer(TOY)
+
+
+def constraint(kind: str, source: Any) -> Constraint:
+    return Constraint(kind=kind, source=source if isinstance(source, str) else json.dumps(source))
+
+
+def check(kind: str, source: Any) -> None:
+    check_constraint(TOY, constraint(kind, source), TOKENIZER)
+
+
+def refusal(kind: str, source: Any) -> str:
+    with pytest.raises(ConstraintInvalid) as caught:
+        check(kind, source)
+    assert caught.value.param == "constraint"
+    return caught.value.message
+
+
+def accepts(kind: str, source: Any, text: str) -> bool:
+    matcher = make_matcher(TOKENIZER, constraint(kind, source))
+    # The toy model's tokens are bytes.
+    ids = list(text.encode())
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ('"a schema"', "json_schema: it should be a JSON object, not text"),
+        ("[]", "json_schema: it should be a JSON object, not a list"),
+        ("", "json_schema: it is empty"),
+        ('{"not": {}}', "json_schema#/not"),
+        ('{"type": "strin"}', 'json_schema#/type: "strin" is no type'),
+        ('{"format": "emial"}', "json_schema#/format: format 'emial' is not supported"),
+        ('{"type": "string", "minlength": 3}', "json_schema#/minlength"),
+    ],
+)
+def test_s1_a_schema_that_is_none_is_refused_by_name(schema: str, named: str) -> None:
+    assert named in refusal("json_schema", schema)
+
+
+def test_s1_the_email_format_is_honoured() -> None:
+    schema = {"type": "object", "properties": {"to": {"type": "string", "format": "email"}}}
+    check("json_schema", schema)
+    assert accepts("json_schema", schema, '{"to": "joe.bloggs@example.com"}')
+    assert not accepts("json_schema", schema, '{"to": "joe"}')
+    assert not accepts("json_schema", schema, '{"to": "joe@"}')
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for level in range(depth):
+        name = f"k{level}"
+        schema = {
+            "oneOf": [
+                {"type": "object", "properties": {name: schema}, "required": [name]},
+                {"type": "string", "const": name},
+            ]
+        }
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "refused"),
+    [
+        ("json_schema", nested(12), ""),
+        ("json_schema", {"$ref": "#"}, "needs itself"),
+        ("json_schema", {"anyOf": [{"$ref": "#"}, {"type": "integer"}]}, ""),
+        ("json_schema", {"type": "object", "properties": {"a": {"$ref": "#"}}}, ""),
+        ("json_schema", {"type": "array", "maxItems": 2**64 - 1}, ""),
+        ("json_schema", {"type": "array", "minItems": 2**64 - 1}, "no answer is that long"),
+        ("json_schema", {"type": "string", "pattern": "(" * 10_000}, "50 deep"),
+        ("json_schema", {"type": "string", "pattern": "[ab]*a[ab]{13}"}, ""),
+        ("json_schema", '{"items":' * 20_000 + "{}" + "}" * 20_000, "64 deep"),
+        ("regex", "(" * 10_000, "100 deep"),
+        ("regex", "[ab]*a[ab]{13}", ""),
+        ("regex", "a{100000}", "too long"),
+        ("lark", "start: " + "(" * 10_000, "100 deep"),
+        ("lark", 'start: start start | "a"', ""),
+        ("lark", 'start: "a" start', "too many ways at once"),
+    ],
+)
+def test_s2_what_could_explode_has_its_answer_in_time(kind: str, source: Any, refused: str) -> None:
+    start = time.process_time()
+    if refused:
+        assert refused in refusal(kind, source)
+    else:
+        check(kind, source)
+    assert time.process_time() - start < 5
+
+
+def test_between_the_parts_of_json_there_is_little_white_space() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    for text in ('{"a":1}', '{"a": 1}', '{ "a" : 1 }', '{\n  "a": 1\n}'):
+        assert accepts("json_schema", schema, text), text
+    for text in ('{"a":  1}', '{\n\n"a":1}', ' {"a":1}', '{"a":1} ', '{"a":\t1}'):
+        assert not accepts("json_schema", schema, text), text
+
+
+def test_a_property_can_not_slip_by_its_schema_in_another_spelling() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    assert accepts("json_schema", schema, '{"a":1,"b":"x"}')
+    assert not accepts("json_schema", schema, '{"\\u0061":"x"}')
+
+
+def test_a_regex_matches_the_whole_text() -> None:
+    check("regex", "[a-z]+[0-9]")
+    assert accepts("regex", "[a-z]+[0-9]", "ab1")
+    assert not accepts("regex", "[a-z]+[0-9]", "ab1 ")
+    assert not accepts("regex", "[a-z]+[0-9]", "ab")
+    assert "look-ahead" in refusal("regex", "(?=a)b")
+    assert "empty" in refusal("regex", "  ")
+
+
+def test_a_grammar_and_the_schemas_inside_it() -> None:
+    source = 'start: "a" inner // %json "\ninner: %json {"properties": {"k": {"format": "ipv4"}}}'
+    check("lark", source)
+    assert accepts("lark", source, 'a{"k": "10.0.0.1"}')
+    assert not accepts("lark", source, 'a{"k": "10.0.0"}')
+    assert "#/not" in refusal("lark", 'start: %json {"not": {}}')
+    assert "not followed by JSON" in refusal("lark", "start: %json x")
+    assert "temperature" in refusal("lark", 'start[temperature=0.5]: "a"')
+    assert "max_tokens" in refusal("lark", 'start[max_tokens=3]: "a"')
+    assert "%llguidance" in refusal("lark", '%llguidance {"no_forcing": true}\nstart: "a"')
+    assert "start" in refusal("lark", 'begin: "a"')
+    assert accepts("lark", 'start: "max_tokens=3"', "max_tokens=3")
+
+
+TAGS: dict[str, Any] = {
+    "tags": [
+        {
+            "begin": "<t>",
+            "end": "</t>",
+            "schema": {
+                "type": "object",
+                "properties": {"a": {"type": "integer"}},
+                "additionalProperties": False,
+            },
+        },
+        {"begin": "<n>", "end": "<>", "regex": "[0-9<]+"},
+        {"begin": "<l>", "end": "", "lark": 'start: "q" start | "r"'},
+    ]
+}
+FREE = ["", "hi", "a < b", "<t", "\u00e9 <"]
+TAGGED = ["<t>{}</t>", 'hi <<t>{"a": 1}</t> x<n>1<<> y', "<l>qqr", "<t>{}</t><t>{}</t>"]
+BROKEN = ["<t>", "<t>x", '<t>{"b":1}</t>', "<n>x<>", "<l>q", "hi <t> hi", "<t>{}</t><n>"]
+
+
+def test_structural_tags_open_in_free_text() -> None:
+    check("structural", TAGS)
+    assert [text for text in FREE + TAGGED if not accepts("structural", TAGS, text)] == []
+    assert [text for text in BROKEN if accepts("structural", TAGS, text)] == []
+
+
+def test_structural_tags_at_least_one_and_at_most_one() -> None:
+    least = {**TAGS, "at_least_one": True}
+    assert [text for text in TAGGED if not accepts("structural", least, text)] == []
+    assert [text for text in FREE + BROKEN if accepts("structural", least, text)] == []
+    first = {**TAGS, "stop_after_first": True}
+    assert accepts("structural", first, "hi <t>{}</t>")
+    assert accepts("structural", first, "hi")
+    assert not accepts("structural", first, "<t>{}</t> ")
+    assert not accepts("structural", {**first, "at_least_one": True}, "hi")
+
+
+def test_a_tag_of_odd_characters_is_taken_as_text() -> None:
+    odd = 'a"/\\\n|<|im_end|>\u00e9'
+    source = {"tags": [{"begin": odd, "end": odd, "regex": "/"}]}
+    check("structural", source)
+    assert accepts("structural", source, f"x{odd}/{odd}y")
+    assert not accepts("structural", source, f"x{odd}-{odd}y")
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        ("[]", "a JSON object with tags"),
+        ({}, "structural.tags"),
+        ({"tags": []}, "structural.tags"),
+        ({"tags": [1]}, "structural.tags[0]"),
+        ({"tags": [{"begin": "", "end": "", "regex": "a"}]}, "structural.tags[0].begin"),
+        ({"tags": [{"begin": "a", "regex": "a"}]}, "structural.tags[0].end"),
+        ({"tags": [{"begin": "a", "end": ""}]}, "it has 0 of them"),
+        ({"tags": [{"begin": "a", "end": "", "regex": "a", "lark": "b"}]}, "it has 2 of them"),
+        ({"tags": [{"begin": "a", "end": "", "regex": "a", "x": 1}]}, "'x' is not known"),
+        ({"tags": [{"begin": "a", "end": "", "regex": ""}]}, "structural.tags[0].regex"),
+        ({"tags": [{"begin": "a", "end": "", "schema": {"not": {}}}]}, "#/not"),
+        ({"tags": TAGS["tags"], "flag": True}, "'flag' is not known"),
+        ({"tags": TAGS["tags"], "at_least_one": 1}, "structural.at_least_one"),
+        (
+            {"tags": [{"begin": b, "end": "", "regex": "a"} for b in ("<a", "<a>")]},
+            "'<a' is inside begin '<a>'",
+        ),
+    ],
+)
+def test_structural_tags_that_are_none_are_refused(source: Any, named: str) -> None:
+    assert named in refusal("structural", source)
+
+
+def test_odd_sources_are_refused_and_nothing_else() -> None:
+    assert "lone surrogate" in refusal("regex", "\ud800")
+    assert "bytes" in refusal("regex", "a" * 300_000)
+    assert "kind" in refusal("yaml", "a: b")
+
+
+def test_special_tokens_are_never_allowed_by_text() -> None:
+    for model in (TOY, PIECES):
+        tokenizer = make_tokenizer(model)
+        mask = make_matcher(tokenizer, constraint("regex", "(?s:.)+")).compute_bitmask()
+        allowed = {token for token in model.special if mask[token // 8] >> token % 8 & 1}
+        assert allowed == set()
+        letter = model.encode("a", add_special=False)[-1]
+        assert mask[letter // 8] >> letter % 8 & 1
+
+
+@pytest.mark.parametrize("model", [TOY, PIECES], ids=["bytes", "pieces"])
+def test_ends_are_allowed_where_the_constraint_may_end(model: TextModel) -> None:
+    tokenizer = make_tokenizer(model)
+    matcher = make_matcher(tokenizer, constraint("regex", "ab?"))
+    ends = []
+    for text in ("", "a"):
+        if text:
+            assert matcher.consume_tokens([model.vocabulary.index(text.encode())])
+        mask = matcher.compute_bitmask()
+        ends.append([bool(mask[token // 8] >> token % 8 & 1) for token in model.eos])
+    assert ends == [[False] * len(model.eos), [True] * len(model.eos)]
+
+
+def test_the_engine_reads_a_real_tokenizer_as_we_do() -> None:
+    model = TextModel.open(smollm2_folder().path)
+    tokenizer = make_tokenizer(model)
+    assert tokenizer.vocab_size == len(model.vocabulary) == 49_152
+    special = set(model.special)
+    differ = [
+        token
+        for token, text in enumerate(model.vocabulary)
+        if token not in special and tokenizer.decode_bytes([token]) != text
+    ]
+    assert differ == []

@@ -1,0 +1,130 @@
+"""Patterns of JSON Schema: what the engine makes of the translation, against Python's `re`."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
+
+from bus.messages.sampling import Constraint
+from bus.text.constraints import make_matcher, make_tokenizer
+from bus.text.patterns import PatternRefused, translate
+from bus.text.tokenizer import TextModel
+from tests.harness.models import toy_model_folder
+
+TOKENIZER: LLTokenizer = make_tokenizer(TextModel.open(toy_model_folder().path))
+
+
+def matcher(pattern: str) -> LLMatcher:
+    source = json.dumps({"type": "string", "pattern": pattern})
+    return make_matcher(TOKENIZER, Constraint(kind="json_schema", source=source))
+
+
+def matches(pattern: str, text: str) -> bool:
+    found = matcher(pattern)
+    ids = TOKENIZER.tokenize_str(json.dumps(text, ensure_ascii=False))
+    return found.try_consume_tokens(ids) == len(ids) and found.is_accepting()
+
+
+def test_a_pattern_is_searched_for_and_anchored_where_it_says() -> None:
+    assert translate("a") == "^(?:(?s:.*)a(?s:.*))$"
+    assert translate("^a|b$") == "^(?:a(?s:.*)|(?s:.*)b)$"
+    assert translate("(^a$)|(^b$)") == "^(?:a|b)$"
+    assert translate("^.$") == r"^(?:[^\n\r\x{2028}\x{2029}])$"
+    assert translate("^[^]$") == "^(?:(?s:.))$"
+    assert translate("(^|x)") == "^(?:(?s:.*)|(?s:.*)x(?s:.*))$"
+    assert translate("") == "^(?:(?s:.*)(?s:.*))$"
+
+
+# Where Rust's syntax gives the same characters another meaning.
+@pytest.mark.parametrize(
+    ("pattern", "fits", "not_fits"),
+    [
+        ("^[[a]]$", ["[]", "a]"], ["a"]),
+        ("^[a&&b]$", ["a", "&", "b"], [""]),
+        ("^[a~~b]$", ["~"], ["c"]),
+        (r"^\cJ$", ["\n"], ["cJ", "J"]),
+        (r"^\d$", ["5"], ["\u0663"]),
+        (r"^\D$", ["a"], ["5", "\u0663"]),
+        (r"^\w+$", ["aZ_9"], ["\u00e9"]),
+        (r"^\W$", ["-"], ["a", "\u00e9"]),
+        (r"^\s$", [" ", "\t", "\u00a0"], ["a"]),
+        (r"^[^\s]$", ["a"], [" ", "\u00a0", "\ufeff", "\u0085"]),
+        (r"^\ud83d\ude00$", ["\U0001f600"], ["a"]),
+        (r"^\u{1F600}$", ["\U0001f600"], ["a"]),
+        (r"^\x41\/\-$", ["A/-"], ["A"]),
+        ("^a{2,3}?$", ["aa", "aaa"], ["a", "aaaa"]),
+        ("^(?<name>a)+$", ["a", "aa"], [""]),
+        (r"^\p{Lu}$", ["A", "\u00c9"], ["a"]),
+        ("^{x}$", ["{x}"], ["x"]),
+        ("(^|x)", ["", "x", "y"], []),
+    ],
+)
+def test_it_means_what_ecma_says(pattern: str, fits: list[str], not_fits: list[str]) -> None:
+    assert [text for text in fits if not matches(pattern, text)] == []
+    assert [text for text in not_fits if matches(pattern, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        ("(?=a)", "lookaround"),
+        ("(?!a)", "lookaround"),
+        ("(?<=a)b", "lookaround"),
+        ("(?i)a", "flags"),
+        ("(?P<n>a)", "flags"),
+        (r"(a)\1", "backreferences"),
+        (r"\ba", "word boundaries"),
+        (r"\Aa", r"\A"),
+        (r"a\z", r"\z"),
+        ("a^b", "^"),
+        ("a$b", "$"),
+        ("x(^a|b)", "^ or $"),
+        ("(^a)+", "^ or $"),
+        ("a**", "repeats a repetition"),
+        ("a++", "repeats a repetition"),
+        ("*a", "repetition of nothing"),
+        ("a{3,2}", "wrong way round"),
+        ("a{999999}", "100000"),
+        ("a{,3}", "lower bound"),
+        ("[]", "empty class"),
+        ("[b-a]", "range"),
+        (r"[a-\d]", "range"),
+        ("[a", "not closed"),
+        ("(a", "not closed"),
+        ("a)", "closes nothing"),
+        (r"\u12", "not finished"),
+        (r"\ud83d", "no character"),
+        ("\\", "not supported"),
+        (r"\p", "property"),
+        ("(" * 10_000, "50 deep"),
+    ],
+)
+def test_what_can_not_be_held_is_refused(pattern: str, why: str) -> None:
+    with pytest.raises(PatternRefused, match=re.escape(why)):
+        translate(pattern)
+
+
+ATOMS = st.sampled_from(["a", "b", ".", "[ab]", "[^a]", r"\d", "(?:a|b)", "(a)", r"\.", "-"])
+PIECES = st.builds(str.__add__, ATOMS, st.sampled_from(["", "*", "+", "?", "{2}", "{0,2}", "{1,}"]))
+SIDES = st.builds(
+    lambda start, pieces, end: start + "".join(pieces) + end,
+    st.sampled_from(["", "^"]),
+    st.lists(PIECES, max_size=4),
+    st.sampled_from(["", "$"]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    sides=st.lists(SIDES, min_size=1, max_size=3),
+    texts=st.lists(st.text("ab.1-", max_size=5), min_size=1, max_size=6),
+)
+def test_it_finds_what_python_finds(sides: list[str], texts: list[str]) -> None:
+    pattern = "|".join(sides)
+    for text in texts:
+        assert matches(pattern, text) == bool(re.search(pattern, text)), (pattern, text)
