@@ -11,6 +11,7 @@ import pytest
 from agent.worker.host_kv import HostKv
 from agent.worker.kv_cache import HostSlab, LaneShape
 from bus.errors import Internal
+from tests.harness.memory_use import anonymous_bytes
 
 TOKEN_BYTES = 4 * 2 * 4 * 4  # layer parts, heads, head_dim, float32
 
@@ -102,3 +103,20 @@ def test_another_layout_is_refused() -> None:
     host.save(1, slab(np.float32), 0, 2)
     with pytest.raises(Internal, match="does not fit a slab"):
         host.load(1, slab(np.float16), 0, 2)
+
+
+def test_memory_goes_back_when_an_entry_is_dropped() -> None:
+    lane = LaneShape(kv_heads=2, max_len=2048, head_dim=64, dtype=np.dtype(np.float32))
+    source = HostSlab(16, 1, lane)  # 16 MiB a lane
+    for array in source.arrays:
+        array[...] = 1.0
+    host = HostKv(64 << 20)
+    before = anonymous_bytes()
+    for round_ in range(20):
+        for entry in range(3):
+            # Of many sizes, as lanes have.
+            host.save(entry, source, 0, 2048 - 97 * ((round_ + entry) % 7))
+        assert anonymous_bytes() - before < host.nbytes + (8 << 20)
+        for entry in range(3):
+            host.drop(entry)
+    assert anonymous_bytes() - before < 8 << 20

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from agent.worker.kv_cache import HostSlab, LaneShape, lane_tokens
 from bus.errors import ConfigInvalid
+from tests.harness.memory_use import anonymous_bytes
 
 LANE = LaneShape(kv_heads=2, max_len=5, head_dim=4, dtype=np.dtype(np.float32))
 
@@ -60,16 +60,8 @@ def test_a_budget_that_serves_nobody_is_refused_with_the_least_that_does() -> No
 
 def test_a_slab_takes_memory_only_where_it_is_written() -> None:
     lane = LaneShape(kv_heads=4, max_len=4096, head_dim=64, dtype=np.dtype(np.float32))
-    before = _anonymous_bytes()
+    before = anonymous_bytes()
     slab = HostSlab(16, 8, lane)  # 16 * 8 * 4 MiB = 512 MiB
     for array in slab.arrays:
         array[:, :, :16] = 1.0  # one page of each head: 2 MiB in all
-    assert _anonymous_bytes() - before < 32 << 20
-
-
-def _anonymous_bytes() -> int:
-    """Anonymous memory of this process that is resident."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError("the kernel does not say")
+    assert anonymous_bytes() - before < 32 << 20

@@ -256,6 +256,14 @@ def test_a_file_that_was_replaced_after_the_look_is_not_taken(tmp_path: Path) ->
     assert code_of(load_lane(found)) == "replaced"
 
 
+def test_a_file_that_grew_after_the_look_is_damaged(tmp_path: Path) -> None:
+    path = parked(tmp_path)
+    found = find_lane(tmp_path, NEXT)
+    assert not isinstance(found, Unusable)
+    path.write_bytes(path.read_bytes() + b"\0")
+    assert code_of(load_lane(found)) == "damaged"
+
+
 @pytest.mark.parametrize("length", [0, 3, 8, START_BYTES - 1, START_BYTES, START_BYTES + 9, -1])
 def test_a_truncated_file_is_damaged(length: int, tmp_path: Path) -> None:
     path = parked(tmp_path)

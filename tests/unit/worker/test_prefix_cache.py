@@ -79,6 +79,16 @@ def test_a_beginning_with_more_by_chunk_is_kept_beside_the_longer_one() -> None:
     assert cache.find(chain("abc"), exact=True) == Match(2, 192, 192)
 
 
+def test_of_equal_lengths_the_one_with_more_by_chunk_is_found() -> None:
+    for first, second in ((("abcd", 1), ("abx", 3)), (("abx", 3), ("abcd", 1))):
+        cache = PrefixCache(10_000)
+        add(cache, *first)
+        add(cache, *second)
+        match = cache.find(chain("aby"), exact=False)
+        assert match is not None
+        assert (match.tokens, match.by_chunk) == (128, 128)
+
+
 def test_the_least_recently_used_goes_first() -> None:
     cache = PrefixCache(300)
     for text in "abc":
