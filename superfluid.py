@@ -43,6 +43,7 @@ from bus.errors import (
     UnsupportedOnFleet,
     WireError,
 )
+from bus.messages.api import TokenLogprob, TopToken
 from bus.state import StateFolder
 from bus.version import __version__
 
@@ -105,9 +106,11 @@ __all__ = [
     "SuperfluidError",
     "TimedOut",
     "Token",
+    "TokenLogprob",
     "TokenRefused",
     "TokenizerUnavailable",
     "TooLarge",
+    "TopToken",
     "UnsupportedOnFleet",
     "WireError",
     "__version__",

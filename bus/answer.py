@@ -9,7 +9,7 @@ from typing import Any
 
 from bus.codec import from_map
 from bus.errors import Invalid, WireError
-from bus.messages.api import AnswerUsage, Timing
+from bus.messages.api import AnswerUsage, Timing, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,8 @@ class Answer:
         timing: milliseconds from the head's acceptance, and the rate.
         node: the identity of the node that served the end of it.
         session: names it for `attach`.
+        stop: the stop string that its text was cut at; None for every other end.
+        logprobs: one for each token, when they were asked for.
     """
 
     text: str
@@ -33,19 +35,37 @@ class Answer:
     timing: Timing
     node: str
     session: str
+    stop: str | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as `sfctl -o json` prints it."""
-        return dataclasses.asdict(self)
+        """Plain data, as `sfctl -o json` prints it; log-probabilities when there are some."""
+        made = dataclasses.asdict(self, dict_factory=_plain)
+        if not self.logprobs:
+            del made["logprobs"]
+        return made
 
 
-def read_answer(end: Mapping[str, Any], text: str, tokens: Sequence[int]) -> Answer:
+def _plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A map for JSON: a token's bytes as numbers, left out where its text tells them."""
+    made = dict(pairs)
+    raw = made.pop("raw", None)
+    return made if raw is None else {**made, "raw": list(raw)}
+
+
+def read_answer(
+    end: Mapping[str, Any],
+    text: str,
+    tokens: Sequence[int],
+    logprobs: Sequence[TokenLogprob] = (),
+) -> Answer:
     """The answer that an `end` reply closes.
 
     Args:
         end: the reply's body.
         text: all text, with the tail that the end carries.
         tokens: all token ids that came.
+        logprobs: all of them that came.
 
     Raises:
         WireError: the end lacks something, or counts other tokens than came.
@@ -54,6 +74,7 @@ def read_answer(end: Mapping[str, Any], text: str, tokens: Sequence[int]) -> Ans
         usage = from_map(AnswerUsage, _part(end, "usage"))
         timing = from_map(Timing, _part(end, "timing"))
         finish, node, session = (_name(end, key) for key in ("finish", "node", "session"))
+        stop = _name(end, "stop") if end.get("stop") is not None else None
     except Invalid as error:
         raise WireError(f"the head sent a wrong end: {error.message}") from None
     return Answer(
@@ -64,6 +85,8 @@ def read_answer(end: Mapping[str, Any], text: str, tokens: Sequence[int]) -> Ans
         timing=timing,
         node=node,
         session=session,
+        stop=stop,
+        logprobs=tuple(logprobs),
     )
 
 

@@ -11,7 +11,7 @@ from bus.answer import Answer, read_answer
 from bus.client_session import ClientEvent, ClientSession, Ended, Failed, OtherEvent
 from bus.errors import SuperfluidError, TimedOut, WireError
 from bus.ids import RequestId
-from bus.messages.api import PlacedEvent, QueuedEvent, TokenEvent
+from bus.messages.api import PlacedEvent, QueuedEvent, TokenEvent, TokenLogprob
 
 Queued = QueuedEvent
 Placed = PlacedEvent
@@ -53,6 +53,7 @@ class Call:
         self._pending: deque[ClientEvent] = deque()
         self._text: list[str] = []
         self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
         self._answer: Answer | None = None
         self._error: SuperfluidError | None = None
 
@@ -65,6 +66,11 @@ class Call:
     def tokens(self) -> tuple[int, ...]:
         """The token ids that came so far; does not wait."""
         return tuple(self._tokens)
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        """The log-probabilities that came so far, if they were asked for; does not wait."""
+        return tuple(self._logprobs)
 
     @property
     def done(self) -> bool:
@@ -154,6 +160,7 @@ class Call:
         if isinstance(event, TokenEvent):
             self._text.append(event.text)
             self._tokens.extend(event.tokens)
+            self._logprobs.extend(event.logprobs or ())
         return event
 
     def _end(self, event: Ended) -> TokenEvent | None:
@@ -161,7 +168,7 @@ class Call:
         tail = tail if isinstance(tail, str) else ""
         self._text.append(tail)
         try:
-            self._answer = read_answer(event.body, self.text, self._tokens)
+            self._answer = read_answer(event.body, self.text, self._tokens, self._logprobs)
         except WireError as error:
             self._error = error
             return None

@@ -1,7 +1,7 @@
 """What a side can do beyond the wire version, by name; each side tells, both use what both have.
 
-A capability stands for messages, or fields of them, that an older peer would not know. What a peer lacks is refused
-before anything is sent to it.
+A capability stands for messages, or fields of them, that an older peer would not know. What a peer
+lacks is refused before anything is sent to it.
 """
 
 from __future__ import annotations

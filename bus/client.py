@@ -84,8 +84,10 @@ class Client(Closing):
             prompt: text, or token ids.
             timeout_s: how long the answer may take from now on.
             credit: events that may wait here unread, 1 to 4096.
-            **options: what docs/api.md lists: max_new, temperature, top_k, top_p, min_p, seed,
-                ignore_eos, max_wall_ms, qos, key, exact, on_disconnect.
+            **options: what docs/api.md lists: max_new, min_tokens, temperature, top_k, top_p,
+                min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias, stop,
+                stop_ids, schema, constraint, logprobs, seed, ignore_eos, max_wall_ms, qos, key,
+                exact, on_disconnect, blobs.
 
         Raises:
             Invalid: an option that does not exist.

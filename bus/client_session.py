@@ -359,7 +359,7 @@ class ClientSession:
         except Invalid as error:
             raise WireError(f"the head sent a wrong {name} event: {error.message}") from None
         if isinstance(event, TokenEvent):
-            _check_offset(found.cursor, event)
+            _check_tokens(found.cursor, event)
             found.cursor += len(event.tokens)
         elif isinstance(event, PlacedEvent):
             found.session = event.session
@@ -428,7 +428,11 @@ def _check_packs(name: str, value: Any) -> None:
         raise Invalid(f"{name} can not be packed ({error})", param=name) from None
 
 
-def _check_offset(cursor: int, event: TokenEvent) -> None:
+def _check_tokens(cursor: int, event: TokenEvent) -> None:
+    if event.logprobs is not None and len(event.logprobs) != len(event.tokens):
+        raise WireError(
+            f"the head sent {len(event.logprobs)} log-probabilities for {len(event.tokens)} tokens"
+        )
     if event.index != 0:
         raise WireError(f"the head sent tokens of choice {event.index}; one was asked for")
     if event.offset != cursor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -15,63 +15,11 @@ from bus.call import Call, Placed, Queued, StreamEvent, Token
 from bus.client import Client
 from bus.client_session import OtherEvent
 from bus.errors import NotFound, SuperfluidError
-from bus.ids import U32_MAX, U64_MAX, ModelName
-from bus.messages.api import QOS_CLASSES, GenerationOptions
 from head.cli.context import CliContext, pass_context
 from head.cli.logs import EXIT_INTERRUPTED
 from head.cli.output import format_option, note, print_error, print_json
 from head.cli.prompts import Lines, text_argument, whole_prompt
-
-#: Small models ramble at the API's 1.0.
-TEMPERATURE = 0.2
-MAX_TEMPERATURE = 100.0
-_API_DEFAULTS = GenerationOptions(model=ModelName("any"))
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def sampling_options(command: F) -> F:
-    """The options of one answer that `run` and `chat` share."""
-    for option in (
-        click.option(
-            "--qos",
-            type=click.Choice(list(QOS_CLASSES)),
-            show_default="interactive",
-            help="How urgent it is.",
-        ),
-        click.option(
-            "--seed",
-            type=click.IntRange(0, U64_MAX),
-            show_default="drawn",
-            help="Makes the draws repeatable.",
-        ),
-        click.option(
-            "--top-k",
-            type=click.IntRange(0, U32_MAX),
-            show_default="0, which is off",
-            help="Draw from the k likeliest.",
-        ),
-        click.option(
-            "--top-p",
-            type=click.FloatRange(0, 1),
-            show_default="1.0",
-            help="Draw from this much mass.",
-        ),
-        click.option(
-            "--temperature",
-            type=click.FloatRange(0, MAX_TEMPERATURE),
-            default=TEMPERATURE,
-            show_default=True,
-            help="0 takes the likeliest; 1.0 is the model's own variety.",
-        ),
-        click.option(
-            "--max-new",
-            type=click.IntRange(1, U32_MAX),
-            show_default=str(_API_DEFAULTS.max_new),
-            help="Most tokens of the answer.",
-        ),
-    ):
-        command = option(command)
-    return command
+from head.cli.sampling_options import logprob_lines, sampling_options
 
 
 def print_stream(call: Call) -> Answer:
@@ -138,6 +86,10 @@ def run(
     """
     if raw and system:
         raise click.UsageError("--system needs the chat template, which --raw leaves out.")
+    if prompt in (None, "-") and sys.stdin.isatty():
+        # Before somebody types a prompt for nothing.
+        with context.client() as client:
+            _check_model(client, model)
     prompt = whole_prompt(prompt)
     with context.client() as client:
         if raw:
@@ -153,8 +105,7 @@ def run(
         if form == "json":
             print_json(answer.to_dict())
             return
-        click.echo()
-        note(summary(answer))
+        _print_end(answer)
 
 
 @click.command()
@@ -200,9 +151,16 @@ def _answer(
         print_error(error.message)
         messages.pop()
         return
-    click.echo()
-    note(summary(answer))
+    _print_end(answer)
     messages.append({"role": "assistant", "content": answer.text})
+
+
+def _print_end(answer: Answer) -> None:
+    """What follows an answer's text."""
+    click.echo()
+    for line in logprob_lines(answer):
+        click.echo(line)
+    note(summary(answer))
 
 
 def _check_model(client: Client, model: str) -> None:
@@ -228,7 +186,7 @@ def unknown_model(model: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(model, known, n=1)
     if near:
         return f"{fact}; did you mean {near[0]}? Talk with it: sfctl chat {shlex.quote(near[0])}"
-    return f"{fact}; take one of these, which this shows: sfctl model ls --fleet"
+    return f"{fact}; name one of these"
 
 
 def _messages(system: str | None, prompt: str | None = None) -> list[dict[str, str]]:

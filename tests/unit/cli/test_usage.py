@@ -44,6 +44,17 @@ def _one_error_line(result: Result) -> str:
         ["run"],
         ["run", "m", "p", "--top-p", "2"],
         ["run", "m", "p", "--raw", "--system", "s"],
+        ["run", "m", "p", "--logit-bias", "5"],
+        ["run", "m", "p", "--logit-bias", "x=1"],
+        ["run", "m", "p", "--logit-bias", "5=inf"],
+        ["run", "m", "p", "--logit-bias", "-5=1"],
+        ["run", "m", "p", "--logprobs", "21"],
+        ["run", "m", "p", "--stop", "\udcff"],
+        ["run", "m", "p", "--schema", "{"],
+        ["run", "m", "p", "--schema", "/nowhere/at/all.json"],
+        ["run", "m", "p", "--grammar", "/nowhere/at/all.lark"],
+        ["run", "m", "p", "--schema", "{}", "--regex", "a"],
+        ["run", "m", "p", "--repetition-penalty", "0"],
         ["--timeout", "0", "status"],
         ["model", "import"],
     ],
@@ -53,6 +64,18 @@ def test_wrong_usage_is_2_and_names_the_help(arguments: list[str]) -> None:
     assert result.exit_code == 2
     assert result.stdout == ""
     assert "--help" in _one_error_line(result)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["up", "--nodes", "x"], "'--nodes': 'x' is not a whole number from 1 to 256."),
+        (["logs", "--lines", "x"], "'x' is not a whole number of at least 0."),
+        (["--timeout", "x", "status"], "'--timeout': 'x' is not a number of at least 0.1."),
+    ],
+)
+def test_what_is_no_number_is_told_the_range(arguments: list[str], said: str) -> None:
+    assert said in _one_error_line(_run(*arguments))
 
 
 @pytest.mark.parametrize(
