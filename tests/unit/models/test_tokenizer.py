@@ -53,8 +53,8 @@ def test_each_kind_cuts_numbers_its_own_way(pre: str, pieces: list[str]) -> None
 
 
 def test_an_unknown_cut_is_refused() -> None:
-    with pytest.raises(Invalid, match="'deepseek-llm' is not known"):
-        made(byte_level("deepseek-llm", []))
+    with pytest.raises(Invalid, match="'kimi-k2' is not known"):
+        made(byte_level("kimi-k2", []))
 
 
 def test_a_file_without_tokenizer_is_refused() -> None:
