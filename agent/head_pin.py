@@ -1,6 +1,6 @@
 """The one head of a node that runs without a fleet token, remembered by its key.
 
-A token names its head's key. Without one (`--insecure-no-auth`) the first head is taken at its
+A token names its head's key. Without one (`insecure_no_auth`) the first head is taken at its
 word, and from then on no other.
 """
 

@@ -226,4 +226,6 @@ def _check_rules(value: Any, rules: tuple[Any, ...]) -> None:
         if isinstance(rule, Range) and not rule.low <= value <= rule.high:
             raise ValueError(f"is {value}; it should be {rule.low:g} to {rule.high:.15g}")
         if isinstance(rule, OneOf) and value not in rule.values:
-            raise ValueError(f"is {value!r}; it should be one of {', '.join(sorted(rule.values))}")
+            names = ", ".join(sorted(filter(None, rule.values)))
+            or_none = ', or "" for the default' if "" in rule.values else ""
+            raise ValueError(f"is {value!r}; it should be one of {names}{or_none}")

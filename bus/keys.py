@@ -55,7 +55,7 @@ class FleetToken:
         return self.token_id == bytes(TOKEN_ID_BYTES)
 
 
-#: For `--insecure-no-auth`: frames are still sealed, but anybody may join.
+#: For `insecure_no_auth`: frames are still sealed, but anybody may join.
 INSECURE_TOKEN = FleetToken("", SecretKey(bytes(KEY_BYTES)), bytes(TOKEN_ID_BYTES), "no token")
 
 

@@ -33,6 +33,8 @@ def read_secret_file(path: Path, *, error: type[SuperfluidError] = TokenRefused)
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise
+    except PermissionError:
+        raise error(_closed_to_us(path)) from None
     except OSError as problem:
         raise error(f"can not open {path}: {problem.strerror}; name the file itself") from None
     try:
@@ -46,6 +48,24 @@ def read_secret_file(path: Path, *, error: type[SuperfluidError] = TokenRefused)
         return data.decode("ascii").strip()
     except UnicodeDecodeError:
         raise error(f"{path} holds no key or token; name the right file") from None
+
+
+def _closed_to_us(path: Path) -> str:
+    """Why this user can not open a file, as far as this user can see."""
+    user = os.geteuid()
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (
+            f"user {user}, who runs this, may not look into the folder of {path}; run it as the "
+            "user whose file it is, or copy the file to a place of your own"
+        )
+    mode = stat.S_IMODE(found.st_mode)
+    remedy = f"chmod 600 {path}" if found.st_uid == user else f"chown {user} {path}"
+    return (
+        f"user {user}, who runs this, may not read {path} (owner {found.st_uid}, mode {mode:04o}); "
+        f"run: {remedy}"
+    )
 
 
 def _check_owner_only(path: Path, found: os.stat_result, error: type[SuperfluidError]) -> None:

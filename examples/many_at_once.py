@@ -20,4 +20,6 @@ def main(model: str, *questions: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit("usage: python examples/many_at_once.py MODEL QUESTION...")
     main(*sys.argv[1:])

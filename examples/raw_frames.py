@@ -34,4 +34,6 @@ def main(path: str, model: str, question: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4])
+    if len(sys.argv) != 4:
+        sys.exit("usage: python examples/raw_frames.py SOCKET MODEL QUESTION")
+    main(*sys.argv[1:])

@@ -21,4 +21,6 @@ def main(model: str, question: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    if len(sys.argv) != 3:
+        sys.exit("usage: python examples/stream.py MODEL QUESTION")
+    main(*sys.argv[1:])

@@ -16,11 +16,12 @@ from typing import Any, NoReturn
 
 import click
 
-from bus.errors import SuperfluidError
+from bus.errors import NoHead, SuperfluidError
 from bus.version import __version__
 from head.cli import attach, chat, demo, doctor, keys, logs, models, nodes, services, sessions
 from head.cli.context import CliContext, pass_context
 from head.cli.logs import EXIT_INTERRUPTED
+from head.cli.machine import why_no_head
 from head.cli.output import format_option, print_error, print_json
 
 EXIT_USAGE = 2
@@ -71,6 +72,8 @@ class ErrorGroup(click.Group):
             return super().invoke(ctx)
         except SuperfluidError as error:
             if isinstance(ctx.obj, CliContext):
+                if isinstance(error, NoHead) and not ctx.obj.names_address:
+                    error.message = why_no_head(ctx.obj.look(), error.message)
                 error.message = ctx.obj.pasteable(error.message)
                 if hint := attach.kept_text_hint(ctx.obj, error):
                     error.add_note(hint)
@@ -83,8 +86,22 @@ def _wrong_usage(error: click.UsageError) -> int:
         click.echo(error.ctx.get_help() if error.ctx else error.format_message(), err=True)
     else:
         path = error.ctx.command_path if error.ctx else "sfctl"
-        print_error(f"{error.format_message()} See: {path} --help")
+        print_error(f"{_said_plainly(error)} See: {path} --help")
     return EXIT_USAGE
+
+
+def _said_plainly(error: click.UsageError) -> str:
+    """Its text, with the range of a number that is none in place of click's name of the type."""
+    text = error.format_message()
+    kind = error.param.type if isinstance(error, click.BadParameter) and error.param else None
+    if not isinstance(kind, click.IntRange | click.FloatRange):
+        return text
+    number = "whole number" if isinstance(kind, click.IntRange) else "number"
+    if kind.max is None:
+        wanted = f"a {number}" if kind.min is None else f"a {number} of at least {kind.min}"
+    else:
+        wanted = f"a {number} from {kind.min} to {kind.max}"
+    return text.replace(f"a valid {kind.name}", wanted)
 
 
 def _system_said_no(error: OSError) -> int:

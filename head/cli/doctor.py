@@ -16,12 +16,12 @@ from bus.errors import SuperfluidError
 from bus.packages import shadowed_packages
 from bus.state import StateFolder
 from head.cli import preflight
-from head.cli.agents import NODE_GROUP, AgentPlan, agent_names, plan_agents, running_status
+from head.cli.agents import running_status
 from head.cli.context import CliContext
-from head.cli.nodes import EXIT_NOT_HEALTHY
+from head.cli.machine import Machine, changed_since_start, look_at_machine, unnamed_head
+from head.cli.nodes import EXIT_NOT_HEALTHY, problems
 from head.cli.output import format_option, print_rows
-from head.cli.supervision import ServiceProcess, Supervisor, conf_file
-from head.link_identity import KEY_FILE
+from head.cli.supervision import conf_file
 
 _COLUMNS = ("check", "ok", "problem")
 
@@ -40,7 +40,7 @@ def doctor(click_context: click.Context, form: str) -> None:
 def run_checks(context: CliContext) -> Iterator[dict[str, str | bool | None]]:
     """One row per check: its name, whether it is well (None: nothing to see), what to do."""
     state = context.look()
-    machine = look_at_machine(context, state)
+    machine = look_at_machine(state)
     checks: dict[str, Callable[[], str | Finding]] = {
         "packages": shadowed_packages,
         "service files": lambda: _refusal(conf_file),
@@ -53,6 +53,7 @@ def run_checks(context: CliContext) -> Iterator[dict[str, str | bool | None]]:
         "services": lambda: _services(context, machine),
         "links": lambda: _links(state, machine),
         "workers": lambda: _workers(state, machine),
+        "fleet": lambda: _fleet(context, machine),
     }
     for name, check in checks.items():
         said = check()
@@ -77,53 +78,6 @@ def _bad(problem: str) -> Finding:
     return Finding(False, problem)
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What is to be checked here.
-
-    Attributes:
-        runs_head: a head runs here, or would.
-        plans: of the agents that run here, or would.
-        running: all services, None when none runs.
-        failure: why the agents could not be asked what they would do.
-    """
-
-    runs_head: bool
-    plans: tuple[AgentPlan, ...]
-    running: tuple[ServiceProcess, ...] | None
-    failure: str = ""
-
-    @property
-    def agents(self) -> list[ServiceProcess]:
-        """The agents that run."""
-        return [each for each in self.running or () if each.group == NODE_GROUP and each.pid]
-
-    def problem(self, about: str) -> str:
-        """The first problem of an agent about configuration, token or models."""
-        found = (error.message for p in self.plans for what, error in p.problems if what == about)
-        return next(found, "")
-
-
-def look_at_machine(context: CliContext, state: StateFolder) -> Machine:
-    """What runs here, or would run by what is configured."""
-    supervisor = Supervisor(state)
-    running = tuple(supervisor.processes()) if supervisor.running() else None
-    names = [each.name for each in running or () if each.group == NODE_GROUP]
-    if running is None:
-        own = (file.parent.name for file in state.nodes.glob("*/agent.toml"))
-        names = sorted({*agent_names(1), *own})
-    try:
-        plans, failure = tuple(plan_agents(state, names)), ""
-    except SuperfluidError as error:
-        plans, failure = (), error.message
-    if running is not None:
-        runs_head = len(names) < len(running)
-    else:
-        # A node that joins elsewhere, where no head ever was.
-        runs_head = (state.keys / KEY_FILE).exists() or not any(plan.head for plan in plans)
-    return Machine(runs_head, plans, running, failure)
-
-
 def _configuration(state: StateFolder, machine: Machine) -> str:
     def check() -> None:
         config = preflight.head_config(state, os.environ)
@@ -132,6 +86,10 @@ def _configuration(state: StateFolder, machine: Machine) -> str:
         preflight.check_joinable(config, machine.plans)
 
     own = _refusal(check) if machine.runs_head else ""
+    if machine.running is not None:
+        own = own or changed_since_start(state, machine.running)
+    if not machine.runs_head:
+        own = own or unnamed_head(state, machine.plans)
     return own or machine.failure or machine.problem("configuration")
 
 
@@ -146,7 +104,10 @@ def open_key_files(keys: Path) -> str:
 def _token(context: CliContext, state: StateFolder, machine: Machine) -> str:
     def check() -> None:
         config = preflight.head_config(state, os.environ)
-        preflight.check_token(state, config, context.command("token new"))
+        hint = context.command("token new")
+        if not machine.settled:
+            hint += "; or on a node's machine copy the head's token file there"
+        preflight.check_token(state, config, hint)
 
     own = _refusal(check) if machine.runs_head else ""
     return own or machine.problem("token")
@@ -160,8 +121,11 @@ def _models(context: CliContext, state: StateFolder, machine: Machine) -> str:
 
 def _services(context: CliContext, machine: Machine) -> str:
     if machine.running is None:
-        up = "up" if machine.runs_head else "up --agent-only"
-        return f"nothing runs here; start with: {context.command(up)}"
+        alone = context.command("up --agent-only")
+        if not machine.runs_head:
+            return f"nothing runs here; start with: {alone}"
+        as_node = "" if machine.settled else f"; or as a node: set join in agent.toml, then {alone}"
+        return f"nothing runs here; start with: {context.command('up')}{as_node}"
     bad = [each.name for each in machine.running if each.state not in ("RUNNING", "STARTING")]
     return f"{', '.join(bad)} not running; see: {context.command('logs')} {bad[0]}" if bad else ""
 
@@ -184,6 +148,18 @@ def _workers(state: StateFolder, machine: Machine) -> Finding:
         if status is not None and (why := _why_not_served(status)):
             return _bad(f"{each.name}: {why}")
     return _not_running(state, machine, _why_not_served)
+
+
+def _fleet(context: CliContext, machine: Machine) -> Finding:
+    """The first problem that `status` shows, where the head runs."""
+    if machine.running is None or not machine.runs_head or context.names_address:
+        return Finding(None, "no head is to be asked here")
+    try:
+        with context.client() as client:
+            wrong = problems(client.status(), context.command)
+    except SuperfluidError as error:
+        return _bad(error.message)
+    return _bad(wrong[0]) if wrong else Finding(True, "")
 
 
 def _not_running(

@@ -15,7 +15,9 @@ from bus.keys import fingerprint, load_or_create_static_key, load_token, new_tok
 from bus.secret_files import create_secret_file
 from bus.state import StateFolder
 from bus.token_files import previous_file, retire_token, rotate_token
+from head.cli.agents import plan_agents
 from head.cli.context import CliContext, pass_context
+from head.cli.machine import configured_names, head_was_here
 from head.cli.output import format_option, note, print_json, print_rows
 from head.cli.preflight import head_config
 from head.link_identity import KEY_FILE, token_file
@@ -54,13 +56,20 @@ def token() -> None:
     """Make and replace the secret that nodes join by."""
 
 
+_force_option = click.option(
+    "--force", is_flag=True, help="Also where agents are configured to join a head elsewhere."
+)
+
+
 @token.command("new")
+@_force_option
 @format_option
 @pass_context
-def token_new(context: CliContext, form: str) -> None:
+def token_new(context: CliContext, force: bool, form: str) -> None:
     """Make the fleet token and the head's key; prints where they are, never the token."""
     state = context.state()
     file = _file(state)
+    _refuse_on_node(context, state, file, force)
     name = make_token(state, file)
     if form == "json":
         print_json({"file": str(file), "head_fingerprint": name})
@@ -71,15 +80,17 @@ def token_new(context: CliContext, form: str) -> None:
 
 
 @token.command("rotate")
+@_force_option
 @format_option
 @pass_context
-def token_rotate(context: CliContext, form: str) -> None:
+def token_rotate(context: CliContext, force: bool, form: str) -> None:
     """Make a new fleet token; the one before stays valid until it is retired.
 
     A head that runs takes both within seconds.
     """
     state = context.state()
     file = _file(state)
+    _refuse_on_node(context, state, file, force)
     pair = load_or_create_static_key(state.keys / KEY_FILE)
     rotate_token(file, new_token(pair.public))
     _show(_tokens(file, {}), form)
@@ -112,6 +123,23 @@ def token_retire(context: CliContext) -> None:
 def token_ls(context: CliContext, form: str) -> None:
     """List the valid fleet tokens by id and age, never the secrets."""
     _show(_tokens(_file(context.look()), _linked(context)), form)
+
+
+def _refuse_on_node(context: CliContext, state: StateFolder, file: Path, force: bool) -> None:
+    """A token that is made on a node's machine is of no fleet, and locks the node out of its own.
+
+    Raises:
+        StartError: agents here join a head elsewhere, and none was ever here.
+    """
+    if force or head_was_here(state):
+        return
+    heads = [plan.head for plan in plan_agents(state, configured_names(state)) if plan.head]
+    if heads:
+        raise StartError(
+            f"agents here are configured for a head elsewhere ({heads[0]}) and none was ever "
+            f"started here; copy that head's token file to {file}. If a head is to run here all "
+            "the same, add --force"
+        )
 
 
 def _file(state: StateFolder) -> Path:

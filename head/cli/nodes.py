@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from shlex import quote
 from typing import Any
@@ -28,6 +29,12 @@ _KEY_REASONS = {
     "enrolled": "has not linked since the head was started",
     "revoked": "key {key} is revoked",
 }
+
+#: States of nodes whose figures are of now.
+_LIVE = frozenset({"up", "draining"})
+#: How soon an approved node comes by itself, with something to spare.
+_LINKS_WITHIN_S = 15.0
+_JUST_APPROVED = "approved; it links by itself within 10 s"
 
 Command = Callable[[str], str]
 
@@ -59,7 +66,7 @@ def problems(status: Mapping[str, Any], command: Command = "sfctl {}".format) ->
     found += [
         f"node {node['identity']} can not serve {model['name']}: {model['problem']}"
         for node in nodes
-        if node.get("state") != "left"
+        if node.get("state") in _LIVE
         for model in node.get("models", [])
         if model.get("problem")
     ]
@@ -81,8 +88,23 @@ def _not_ready(model: Mapping[str, Any], command: Command) -> str:
     return f"model {name} is not ready on any node"
 
 
-def _row(node: Mapping[str, Any], local: Mapping[str, str]) -> dict[str, Any]:
+def node_row(node: Mapping[str, Any], local: Mapping[str, str]) -> dict[str, Any]:
+    """The cells of a node's line.
+
+    Args:
+        node: as the head reports it.
+        local: from identity to local name, of nodes on this machine.
+    """
     models = node.get("models", [])
+    if node.get("state") not in _LIVE:
+        # What it told before it went says nothing of now.
+        return {
+            **node,
+            _LOCAL_COLUMN: local.get(node["identity"]),
+            "models": [model["name"] for model in models],
+            "generations": None,
+            "problem": node.get("reason"),
+        }
     used = sum(model.get("lanes_used", 0) for model in models)
     total = sum(model.get("lanes_total", 0) for model in models)
     wrong = [m["problem"] for m in models if m.get("problem")]
@@ -102,17 +124,26 @@ def _keys(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def with_keys(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+def with_keys(report: Mapping[str, Any], now_wall_s: float) -> list[dict[str, Any]]:
     """The nodes of a report, and those that never linked or may not any more.
 
     A revoked node is shown as that and not as one that left.
+
+    Args:
+        report: of `status` or `nodes`.
+        now_wall_s: wall time, to tell who was approved just now.
     """
     nodes = {node["identity"]: dict(node) for node in report.get("nodes", [])}
     others = []
     for key in _keys(report):
         node = nodes.get(key["identity"])
         told = {**key, "host": key["host"] or "unknown"}
-        shown = {**key, "reason": _KEY_REASONS[key["state"]].format(**told)}
+        fresh = (
+            key["state"] == "enrolled"
+            and now_wall_s - key.get("changed_wall_s", 0.0) < _LINKS_WITHIN_S
+        )
+        reason = _JUST_APPROVED if fresh else _KEY_REASONS[key["state"]].format(**told)
+        shown = {**key, "reason": reason}
         if node is None or key["state"] == "pending":
             others.append(shown)
         elif key["state"] == "revoked" and node["state"] in ("left", "down"):
@@ -124,7 +155,7 @@ def _print_nodes(nodes: list[dict[str, Any]], form: str, local: Mapping[str, str
     if form == "json":
         print_json(nodes)
         return
-    rows = [_row(node, local) for node in nodes]
+    rows = [node_row(node, local) for node in nodes]
     columns = list(_NODE_COLUMNS)
     if any(row[_LOCAL_COLUMN] for row in rows):
         columns.insert(1, _LOCAL_COLUMN)
@@ -165,7 +196,7 @@ def _show_fleet(context: CliContext, form: str) -> list[str]:
     )
     click.echo(f"answers: {answers.get('running', 0)} running, {answers.get('queued', 0)} queued")
     click.echo()
-    _print_nodes(with_keys(report), form, _local_names(context))
+    _print_nodes(with_keys(report, time.time()), form, _local_names(context))
     click.echo()
     print_rows(report.get("models", []), _MODEL_COLUMNS, form)
     _tell(wrong)
@@ -228,7 +259,7 @@ def node_ls(context: CliContext, form: str) -> None:
     """List the nodes, also those that wait for approval or were revoked."""
     with context.client() as client:
         report = client.operation("nodes")
-    _print_nodes(with_keys(report), form, _local_names(context))
+    _print_nodes(with_keys(report, time.time()), form, _local_names(context))
 
 
 for _command in (node_approve, node_revoke, node_forget, node_enrolment):

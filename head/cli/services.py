@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import click
 
-from bus.errors import StartError, SuperfluidError, TimedOut
+from bus.errors import ConfigInvalid, StartError, SuperfluidError, TimedOut
 from bus.state import StateFolder
 from head.cli import preflight
 from head.cli.agents import NODE_GROUP, AgentPlan, agent_names, check_agents, plan_agents
 from head.cli.context import CliContext, pass_context
+from head.cli.machine import changed_since_start, unnamed_head
 from head.cli.output import note
 from head.cli.processes import (
     ProcessId,
@@ -144,6 +145,8 @@ def _see_running(
             f"with: {context.command('down')} && {context.command(asked.options + on)}"
         )
     plans = tuple(plan_agents(state, names))
+    if changed := changed_since_start(state, processes):
+        note(context.pasteable(changed))
     ready = Readiness(state, heads=have.heads, agents=plans)
     _say_without_head(context, wait_ready(ready, supervisor, context.timeout_s))
     note(f"already running: {have}; look with: {context.command('status')}")
@@ -157,6 +160,10 @@ def _start(
         supervisor.start(heads=asked.heads, nodes=asked.nodes)
         ready = Readiness(state, heads=asked.heads, agents=tuple(plans))
         without_head = wait_ready(ready, supervisor, context.timeout_s)
+    except TimedOut as error:
+        stop_services(state, None)
+        # Exit code 8 is left to agents that run on without their head.
+        raise StartError(f"{error.message}; what had started was ended again") from None
     except BaseException:
         stop_services(state, None)
         raise
@@ -220,6 +227,8 @@ def _check_before_start(
         preflight.check_token(state, config, context.command("token new"))
         preflight.check_port(config.fleet.bind)
     plans = plan_agents(state, agent_names(asked.nodes))
+    if config is None and (why := unnamed_head(state, plans)):
+        raise ConfigInvalid(why)
     check_agents(plans)
     not_served = [reason for plan in plans for reason in plan.not_served]
     if config is not None:

@@ -22,6 +22,7 @@ from tests.harness.models import toy_model_folder
 
 SFCTL = Path(sys.executable).parent / "sfctl"
 READY_S = 120
+JOIN = '[node]\njoin = ["tcp://127.0.0.1:1"]\n'
 
 
 class Machine:
@@ -174,8 +175,9 @@ def test_l13_an_interrupted_up_leaves_nothing(
         ('[node]\njoin = ["127.0.0.1:8454"]\n', 2, "as in tcp://127.0.0.1:8454"),
         ("[node\n", 2, "no TOML"),
         ('[worker]\ndevice = "gpu"\n', 2, "auto, cpu, cuda"),
-        ('[models]\nnames = ["llama9"]\n', 5, "llama9"),
-        ('[node]\ntoken_file = "/nonexistent"\n', 6, "/nonexistent"),
+        (f'{JOIN}[models]\nnames = ["llama9"]\n', 5, "llama9"),
+        (f'{JOIN}token_file = "/nonexistent"\n', 6, "/nonexistent"),
+        ("", 2, "no head is named for node-1"),
     ],
 )
 def test_a_wrong_agent_toml_starts_nothing(
@@ -229,6 +231,35 @@ def test_agents_stay_when_their_head_is_not_there(machine: Machine) -> None:
                 assert f"with: {SFCTL} --state {machine.state} {command}" in line
             assert any(each.startswith("waiting: ") and address in each for each in told)
             assert services_of(machine.state) != []
+
+
+def test_a_start_that_takes_too_long_leaves_nothing(machine: Machine) -> None:
+    # 8 would say that agents run on.
+    done = machine.sfctl("--timeout", "0.1", "up")
+    assert done.returncode == 1
+    assert "not ready after 0.1 s" in done.stderr
+    assert "what had started was ended again" in done.stderr
+    assert services_of(machine.state) == []
+
+
+def test_a_head_that_supervisord_starts_again_is_told_of(machine: Machine) -> None:
+    machine.ok("up", "--head-only")
+    file, later = machine.state / "head.toml", time.time() + 2
+    file.write_text("[fleet]\nsilence_s = 20.0\n")
+    os.utime(file, (later, later))
+    for command in (("doctor",), ("up", "--head-only")):
+        done = machine.sfctl(*command)
+        assert f"{file} changed since the start; apply it with: " in done.stdout + done.stderr
+    file.write_text("[fleet]\nsilence = 20.0\n")
+    keeper = Supervisor(StateFolder.resolve(machine.state))
+    (head,) = keeper.processes()
+    os.kill(head.pid, signal.SIGKILL)
+
+    def told() -> bool:
+        done = machine.sfctl("status")
+        return done.returncode == 4 and f"{SFCTL} --state {machine.state} logs head" in done.stderr
+
+    _until(told)
 
 
 def test_another_heads_token_is_6_at_once(machine: Machine, second: Machine) -> None:

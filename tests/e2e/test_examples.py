@@ -34,6 +34,15 @@ def run(cluster: Cluster, name: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.parametrize("name", ["stream.py", "many_at_once.py", "raw_frames.py"])
+def test_without_arguments_it_says_how_it_is_used(name: str) -> None:
+    command = [sys.executable, "-P", str(EXAMPLES / name)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"usage: python examples/{name} ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_stream(cluster: Cluster) -> None:
     shown = run(cluster, "stream.py", cluster.model, "hello")
     node = cluster.client.nodes()[0]["identity"]

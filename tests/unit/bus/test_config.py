@@ -26,6 +26,7 @@ class Join:
     heads: tuple[str, ...] = ()
     token_file: Path = Path("token")
     insecure: bool = False
+    enrolment: Annotated[str, OneOf(frozenset({"", "open", "closed"}))] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +116,10 @@ def test_unknown_variables_and_options_are_errors_too() -> None:
         (
             '[worker]\ndevice = "tpu"\n',
             "worker.device is 'tpu'; it should be one of auto, cpu, cuda",
+        ),
+        (
+            '[join]\nenrolment = "closd"\n',
+            "join.enrolment is 'closd'; it should be one of closed, open, or \"\" for the default",
         ),
         ('[join]\nheads = "x"\n', "join.heads is 'x'; it should be a list of texts"),
         ("[join]\ninsecure = 1\n", "join.insecure is 1; it should be true or false"),

@@ -6,6 +6,7 @@ import hashlib
 import os
 import zlib
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -144,6 +145,26 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
     os.chown(path, 65534, -1)
     with pytest.raises(TokenRefused, match="chown 0"):
         load_token(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user for a moment")
+@pytest.mark.parametrize("hidden", [False, True])
+def test_who_may_not_open_a_file_is_told_whose_it_is(hidden: bool) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "token"
+        create_secret_file(path, new_token(HEAD.public))
+        Path(folder).chmod(0o700 if hidden else 0o755)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(TokenRefused) as refused:
+                load_token(path)
+        finally:
+            os.seteuid(0)
+    if hidden:
+        assert "user 65534, who runs this, may not look into the folder" in str(refused.value)
+    else:
+        assert "(owner 0, mode 0600)" in str(refused.value)
+        assert f"chown 65534 {path}" in str(refused.value)
 
 
 def test_links_folders_and_long_files_are_refused(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from head.cli.nodes import problems, with_keys
+import pytest
+
+from head.cli.nodes import node_row, problems, with_keys
 
 
 def _node(identity: str, state: str = "up", **more: Any) -> dict[str, Any]:
@@ -69,7 +71,7 @@ def test_a_node_that_waits_for_approval_is_one() -> None:
 
 def test_the_list_shows_who_waits_who_never_came_and_who_was_revoked() -> None:
     report = {"nodes": [_node("n1"), _node("out", "left")], "enrolment": {"keys": KEYS}}
-    shown = {node["identity"]: (node["state"], node["reason"]) for node in with_keys(report)}
+    shown = {node["identity"]: (node["state"], node["reason"]) for node in with_keys(report, 100.0)}
     assert shown == {
         "n1": ("up", ""),
         "out": ("revoked", "key k4 is revoked"),
@@ -81,4 +83,30 @@ def test_the_list_shows_who_waits_who_never_came_and_who_was_revoked() -> None:
 
 def test_a_node_that_came_back_with_a_new_key_is_up() -> None:
     report = {"nodes": [_node("out")], "enrolment": {"keys": KEYS[3:4]}}
-    assert [node["state"] for node in with_keys(report)] == ["up"]
+    assert [node["state"] for node in with_keys(report, 100.0)] == ["up"]
+
+
+def test_who_was_approved_just_now_comes_by_itself() -> None:
+    keys = [KEYS[2] | {"changed_wall_s": 90.0}]
+    report = {"nodes": [], "enrolment": {"keys": keys}}
+    (soon,) = with_keys(report, 100.0)
+    assert soon["reason"] == "approved; it links by itself within 10 s"
+    (late,) = with_keys(report, 106.0)
+    assert late["reason"] == "has not linked since the head was started"
+
+
+LIVE = {"name": "toy", "phase": "ready", "lanes_used": 1, "lanes_total": 4, "decode_rate": 12.5}
+
+
+@pytest.mark.parametrize("state", ["up", "draining"])
+def test_a_live_nodes_figures_are_shown(state: str) -> None:
+    row = node_row(_node("n1", state, models=[LIVE], generations=1), {})
+    shown = (row["models"], row["lanes"], row["tokens/s"], row["generations"])
+    assert shown == (["toy (ready)"], "1/4", 12.5, 1)
+
+
+@pytest.mark.parametrize("state", ["down", "left", "revoked"])
+def test_figures_of_a_node_that_is_gone_are_not_shown(state: str) -> None:
+    row = node_row(_node("n1", state, models=[LIVE], generations=1), {})
+    assert row["models"] == ["toy"]
+    assert [row.get(name) for name in ("lanes", "tokens/s", "generations")] == [None, None, None]
