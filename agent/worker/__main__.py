@@ -8,8 +8,10 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agent.worker.kv_cache import DEFAULT_KV_BYTES, DEFAULT_LANES
+from agent.worker.parking import DEFAULT_PARK_AGE_S, DEFAULT_PARK_BYTES, Parking, ParkLimits
 from agent.worker.transfers import DEFAULT_HOST_KV_BYTES
 from bus.errors import Internal, SuperfluidError
 from bus.ids import WorkerIncarnation
@@ -18,6 +20,9 @@ from bus.messages.worker import WORKER, Failed, Ready
 from bus.transport.clock import now
 from bus.transport.orphan import die_with_parent
 from bus.transport.pipes import WorkerPipe
+
+if TYPE_CHECKING:
+    from agent.worker.engine import Engine
 
 log = EventLog("agent.worker")
 
@@ -47,6 +52,7 @@ def _serve(options: argparse.Namespace, pipe: WorkerPipe) -> None:
     # Imported here: whatever is wrong with ONNX Runtime is then told to the agent.
     from agent.models.folder import ModelFolder
     from agent.worker.engine import Engine
+    from agent.worker.grammar import GrammarBuilder
     from agent.worker.model_runner import ModelRunner
     from agent.worker.runner import Worker
     from bus.text.tokenizer import TextModel
@@ -63,8 +69,9 @@ def _serve(options: argparse.Namespace, pipe: WorkerPipe) -> None:
     runner.self_test()
     load_s = time.perf_counter() - start
     text = TextModel.open(folder.path)
-    engine = Engine(runner, host_kv_bytes=options.kv_host_bytes, text=text)
-    worker = Worker(pipe, engine, now)
+    grammars = GrammarBuilder(lambda: text, folder.signature.vocab)
+    engine = Engine(runner, host_kv_bytes=options.kv_host_bytes, text=text, grammars=grammars)
+    worker = Worker(pipe, engine, now, _parking(engine, options))
     worker.post(
         Ready(
             worker=WorkerIncarnation(options.incarnation),
@@ -82,6 +89,21 @@ def _serve(options: argparse.Namespace, pipe: WorkerPipe) -> None:
         "worker_ready", model=folder.name, device=runner.target.description, load_s=round(load_s, 3)
     )
     worker.run()
+
+
+def _parking(engine: Engine, options: argparse.Namespace) -> Parking | None:
+    if options.park is None:
+        return None
+    return Parking(
+        engine.scheduler,
+        engine.transfers,
+        engine.runner.slab,
+        folder=options.park,
+        model=engine.runner.folder.digest,
+        numerics=engine.runner.numerics,
+        wall_clock=time.time,
+        limits=ParkLimits(options.park_bytes, options.park_age_s),
+    )
 
 
 def _failed(pipe: WorkerPipe, error: SuperfluidError) -> int:
@@ -108,6 +130,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--threads", type=int, default=0, help="0: all that it may use")
     parser.add_argument("--log-level", default="info")
+    parser.add_argument("--park", type=Path, help="folder to park sessions in; none: not at all")
+    parser.add_argument("--park-bytes", type=_at_least_one, default=DEFAULT_PARK_BYTES)
+    parser.add_argument("--park-age-s", type=float, default=DEFAULT_PARK_AGE_S)
     return parser
 
 

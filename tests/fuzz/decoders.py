@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgpack
 
+from agent.worker.lane_file import LANE_FILE
 from bus.codec import Codec, from_map, to_map
 from bus.crypto import KeyPair
 from bus.errors import DecodeError, Invalid, SuperfluidError
@@ -142,7 +143,7 @@ def token_case(rng: random.Random) -> None:
 
 
 DECODERS: dict[str, Case] = {
-    **{codec.name: codec_case(codec) for codec in (LINK, WORKER, TEXT, HANDSHAKE)},
+    **{codec.name: codec_case(codec) for codec in (LINK, WORKER, TEXT, HANDSHAKE, LANE_FILE)},
     "api": api_case,
     "frame": frame_case,
     "token": token_case,
