@@ -34,9 +34,11 @@ from bus.errors import Internal
 #: At least so many tokens of a prompt are computed: the next token needs logits, and a chunk of
 #: one would round like a step.
 LEFT_TO_COMPUTE = 2
-#: An ended lane is saved when another saved one lacks as many of its tokens, or an eighth of it.
+#: An ended lane is saved when what no other saved one has costs as much as so many tokens by
+#: chunk, and as an eighth of it. A token by step costs more, at least by so much.
 NEWS_TOKENS = BLOCK_TOKENS
 NEWS_SHARE = 8
+STEP_COST = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,9 @@ class Reuse:
         tokens, known = sequence.computed, self._prefixes[match.entry].tokens
         enough = max(NEWS_TOKENS, tokens // NEWS_SHARE)
         common = common_tokens(sequence.tokens, known, min(tokens, len(known)))
-        return tokens - common >= enough or by_chunk - match.by_chunk >= enough
+        steps = max(0, tokens - max(common, sequence.context_tokens))
+        news = tokens - common + (STEP_COST - 1) * steps
+        return news >= enough or by_chunk - match.by_chunk >= enough
 
     def hold(self, sequence: Sequence, lane: int) -> list[LaneOp] | None:
         """Make room for a sequence that loses its lane; None when there is none."""
