@@ -166,6 +166,19 @@ BAD: Sequence[tuple[str, Any]] = (
     ("tokens", [1 << 40]),
     *(("max_wall_ms", value) for value in (-1, 1 << 32, (1 << 64) - 1)),
     ("qos", "x"),
+    *(("logit_bias", {"7": bias}) for bias in (math.nan, -math.inf, 10_001, "x", True)),
+    *(("stop", stop) for stop in ("", [""], ["x"] * 17, 5, "x" * 257)),
+    *(("stop_ids", ids) for ids in ([260], [-1], ["x"], [1 << 40])),
+    *(("logprobs", count) for count in (21, -1, 1.5, "x")),
+    *(("min_tokens", count) for count in (4, -1)),
+    *(
+        (f"{kind}_penalty", value)
+        for kind in ("presence", "frequency")
+        for value in (101, math.nan)
+    ),
+    *(("repetition_penalty", value) for value in (0, math.inf)),
+    *(("constraint", wrong) for wrong in ({}, {"x": "y"}, [], "regex")),
+    *(("schema", wrong) for wrong in ([], 5, "x", False)),
 )
 EXTREME: Sequence[dict[str, Any]] = (
     {"temperature": 5e-324},
@@ -175,6 +188,11 @@ EXTREME: Sequence[dict[str, Any]] = (
     {"max_wall_ms": (1 << 32) - 1},
     {"max_new": (1 << 32) - 1, "tokens": [120] * (WINDOW - 3), "ignore_eos": True},
     {"logit_bias": {}},
+    {"logit_bias": {"97": 10_000, 98: -10_000}},
+    {"logit_bias": {str(token): -10_000 for token in range(256)}, "ignore_eos": True},
+    {"repetition_penalty": 100.0, "presence_penalty": 100.0, "frequency_penalty": -100.0},
+    {"stop": [chr(0x2600 + n) * 85 for n in range(16)], "stop_ids": [0] * 256, "min_tokens": 3},
+    {"logprobs": 20, "temperature": 5e-324},
 )
 
 
