@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.models.folder import ModelFolder
 from agent.worker.engine import Engine
 from agent.worker.lane_folder import lane_path
 from agent.worker.model_runner import ModelRunner
@@ -22,7 +23,7 @@ from bus.messages.parts import Segment
 from bus.messages.sampling import SamplingParams
 from bus.messages.worker import Forget, Park, Parked, Restore, Restored, Submit
 from tests.harness.lane_run import GREEDY, SEEDED
-from tests.harness.models import toy_model_folder
+from tests.harness.models import smollm2_folder, toy_model_folder
 
 SESSION = SessionId("s-1")
 SALT = b"salt"
@@ -129,25 +130,33 @@ def restore(generated: list[int]) -> Restore:
     )
 
 
+@pytest.fixture(
+    scope="module",
+    params=[toy_model_folder, pytest.param(smollm2_folder, marks=pytest.mark.model)],
+    ids=["toy", "smollm2"],
+)
+def any_runner(request: pytest.FixtureRequest) -> ModelRunner:
+    make: Callable[[], ModelFolder] = request.param
+    return ModelRunner(make(), device="cpu", lanes=2, kv_bytes=64 << 20, threads=1)
+
+
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 def test_a_session_goes_on_in_a_new_worker_as_if_nothing_had_been(
-    runner: ModelRunner, nodes: tuple[Node, Node], params: SamplingParams, exact: bool
+    any_runner: ModelRunner, params: SamplingParams, exact: bool, tmp_path: Path
 ) -> None:
-    undisturbed = Engine(runner, host_kv_bytes=0)
-    node = nodes[0]
-    whole, _ = Node(runner, Path("unused"), host_bytes=0).run(submit(1, params, [], ANSWER))
-    assert undisturbed.idle
-    told, _ = node.run(submit(1, params, [], 60))
-    assert told == whole[:60]
-    # The last token is not computed yet.
-    assert node.ask(park(told)) == Parked(
-        session=SESSION,
-        tokens=159,
-        file_bytes=lane_path(node.parking._folder, SESSION).stat().st_size,
-    )
-    assert nodes[1].ask(restore(told)) == Restored(session=SESSION, tokens=159, exact_tokens=159)
-    rest, cached = nodes[1].run(submit(2, params, told, 30, exact=exact))
+    before, after = Node(any_runner, tmp_path), Node(any_runner, tmp_path)
+    whole, _ = Node(any_runner, tmp_path, host_bytes=0).run(submit(1, params, [], ANSWER))
+    with closing(before.parking), closing(after.parking):
+        told, _ = before.run(submit(1, params, [], 60))
+        assert told == whole[:60]
+        parked = before.ask(park(told))
+        # The last token is not computed yet.
+        size = lane_path(tmp_path, SESSION).stat().st_size
+        assert parked == Parked(session=SESSION, tokens=159, file_bytes=size)
+        restored = after.ask(restore(told))
+        assert restored == Restored(session=SESSION, tokens=159, exact_tokens=159)
+        rest, cached = after.run(submit(2, params, told, 30, exact=exact))
     assert told + rest == whole
     assert cached == len(PROMPT)
 
