@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import jsonschema
@@ -78,7 +78,7 @@ def _judge_one(case: Case, model: TextModel, driver: Driver, seeds: int, verdict
         verdict.reasons[reason] = verdict.reasons.get(reason, 0) + 1
         return
     verdict.accepted += 1
-    validator = _validator(case)
+    judge = validator(case)
     for seed in range(seeds):
         answer = driver.draw(constraint, seed, ending=0.1 if seed % 2 else 0.6)
         if answer.error:
@@ -87,26 +87,30 @@ def _judge_one(case: Case, model: TextModel, driver: Driver, seeds: int, verdict
             verdict.unfinished += 1
         else:
             verdict.answers += 1
-            verdict.wrong += [f"{case.name}: {fault}" for fault in _faults(validator, answer.text)]
+            verdict.wrong += [f"{case.name}: {fault}" for fault in faults(judge, answer.text)]
     _judge_instances(case, constraint, driver, verdict)
 
 
-def _validator(case: Case) -> Any:
+def validator(case: Case) -> Any:
+    """The `jsonschema` package's validator of a case, formats asserted."""
     kind = _VALIDATORS[case.draft]
     schema = json.loads(case.source, parse_float=Decimal)
     return kind(schema, format_checker=kind.FORMAT_CHECKER)
 
 
-def _faults(validator: Any, text: bytes) -> Iterator[str]:
+def faults(judge: Any, text: bytes) -> Iterator[str]:
+    """What is wrong with an answer; nothing when it parses and is valid."""
     try:
         value = json.loads(text.decode(), parse_float=Decimal)
     except ValueError as error:
         yield f"{text!r} is no JSON: {error}"
         return
     try:
-        errors = [error.message for error in validator.iter_errors(value)]
-    except re.error:
-        return  # A pattern that Python's `re` does not have.
+        errors = [error.message for error in judge.iter_errors(value)]
+    except (re.error, InvalidOperation, RecursionError):
+        # The validator gives up: a pattern that `re` does not have, a remainder of numbers with
+        # thousands of digits, a schema that is its own alternative.
+        return
     for message in errors:
         yield f"{text!r}: {message}"
 
