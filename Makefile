@@ -20,7 +20,7 @@ STAMP_DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_FLAGS)
 
 .PHONY: help venv venv-dev demo stop test lint unit sim mutants wheel-check bench-engine bench-fleet \
-  bench-strangers bench-bus faults-long fuzz clean
+  bench-strangers bench-bus faults-long fuzz constraints clean
 
 help:
 	@echo "make demo          install, get a model, start one head and two nodes, ask it something"
@@ -30,6 +30,7 @@ help:
 	@echo "make venv          only install into $(VENV)"
 	@echo "make wheel-check   build the wheel and try it in an environment of its own"
 	@echo "make fuzz          wrong input of all kinds for SECONDS=60, drawn from SEED="
+	@echo "make constraints   JSON Schemas of the public test suite against constrained output"
 	@echo "make bench-engine  tokens/s of the engine    make bench-fleet  the fleet against the engine"
 	@echo "make bench-bus     links against bare pyzmq  make bench-strangers  what attackers cost"
 	@echo "make faults-long   stopped agents with the times as they are, two minutes"
@@ -88,6 +89,9 @@ bench-engine: $(STAMP_DEV)
 
 fuzz: $(STAMP_DEV)
 	@$(BIN)/python -m tests.fuzz --seconds '$(SECONDS)' --seed '$(SEED)'
+
+constraints: $(STAMP_DEV)
+	@$(BIN)/python -m tests.constraints
 
 bench-fleet: $(STAMP_DEV)
 	$(BIN)/python -m bench.fleet
