@@ -243,6 +243,15 @@ class AgentSession:
             self._lose(found, incarnation, reason, is_over=True)
         self._generations.worker_died(model)
 
+    def runs_on(self, model: ModelName) -> bool:
+        """Whether a generation runs on a model's worker, or is about to."""
+        return bool(self._generations.running_on(model))
+
+    def model_gone(self, model: ModelName, reason: str) -> None:
+        """The node gives a model up, whose worker is no reason for that: its generations move."""
+        for found in self._generations.running_on(model):
+            self._lose(found, NO_WORKER, reason, is_over=False)
+
     def decline(
         self, generation: GenerationId, code: str, message: str, length: int = 0, limit: int = 0
     ) -> None:

@@ -21,8 +21,10 @@ PROBE = "probe"
 BLOBS = "blobs"
 #: All of SamplingParams; an older peer would pass over what follows `ignore_eos`.
 SAMPLING = "sampling"
+#: Models that are loaded and unloaded while the node runs.
+MODELS = "models"
 #: Everything that this version can do.
-CAPABILITIES = (REKEY, PROBE, BLOBS, SAMPLING)
+CAPABILITIES = (REKEY, PROBE, BLOBS, SAMPLING, MODELS)
 
 
 def negotiated(ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:

@@ -6,8 +6,8 @@
     │   ├── ConstraintInvalid
     │   └── ContextLengthExceeded
     ├── NotAuthorised, NotAllowed
-    ├── NotFound, SessionBusy, Parked, TooLarge
-    ├── RateLimited, QueueFull, NoNode, StorageFull
+    ├── NotFound, SessionBusy, ModelBusy, Parked, TooLarge
+    ├── RateLimited, QueueFull, NoNode, StorageFull, NoMemory
     ├── Expired, TimedOut
     ├── NodeLost, UnsupportedOnFleet, BlobMissing, TokenizerUnavailable
     ├── RequestKillsWorkers, ConstraintReplayFailed
@@ -131,6 +131,14 @@ class SessionBusy(SuperfluidError):
     http_status = 409
 
 
+class ModelBusy(SuperfluidError):
+    """The model is being unloaded from the node; it can be loaded again once it is gone."""
+
+    code = "model_busy"
+    exit_code = 7
+    http_status = 409
+
+
 class Parked(SuperfluidError):
     """The session is parked; resume it first."""
 
@@ -174,6 +182,14 @@ class StorageFull(SuperfluidError):
     """A file can not be kept: the disk, or the budget for files, is used up."""
 
     code = "storage_full"
+    exit_code = 7
+    http_status = 507
+
+
+class NoMemory(SuperfluidError):
+    """A model does not fit beside those of a node; details: `needed_bytes`, `free_bytes`."""
+
+    code = "no_memory"
     exit_code = 7
     http_status = 507
 

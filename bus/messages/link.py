@@ -303,6 +303,55 @@ class Refused:
     known_epoch: Epoch = Epoch(0)
 
 
+# --- priority 2: commands of a node ---------------------------------------------------------------
+
+Model = Annotated[ModelName, MaxBytes(256), OneLine()]
+Bytes = Annotated[int, Range(0, 2**63 - 1)]
+
+
+@LINK.message(tag=22, priority=2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLoad:
+    """Serve one more of the models that lie on the node, now and after a restart.
+
+    Answered once its worker was started; how that comes along is in NodeStatus.
+    """
+
+    command: CommandId
+    model: Model
+
+
+@LINK.message(tag=23, priority=2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelUnload:
+    """Serve a model no more. Answered at once; it is gone when NodeStatus lists it no more.
+
+    No generation of it begins. Those that run go on for at most `grace_ms` and are Lost then
+    (`worker` 0), before the worker is ended.
+    """
+
+    command: CommandId
+    model: Model
+    grace_ms: U32 = 0
+
+
+@LINK.message(tag=25, priority=2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelAnswer:
+    """What became of a ModelLoad or ModelUnload; an empty `code` is done, or under way.
+
+    Code `no_memory` comes with both figures, and `loaded` with what could be unloaded.
+    """
+
+    command: CommandId
+    model: Model
+    code: Name = ""
+    message: Annotated[str, MaxBytes(2048), OneLine()] = ""
+    needed_bytes: Bytes = 0
+    free_bytes: Bytes = 0
+    loaded: Annotated[tuple[Model, ...], MaxItems(256)] = ()
+
+
 # --- priority 3: status -----------------------------------------------------------------------
 
 

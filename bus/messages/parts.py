@@ -28,8 +28,8 @@ Fraction = Annotated[float, Range(0.0, 1.0)]
 
 #: Why a generation ended, as the worker says it.
 FINISH_REASONS = frozenset({"eos", "stop", "length", "cancelled", "expired", "refused", "error"})
-#: Model phases that a node reports.
-MODEL_PHASES = frozenset({"loading", "ready", "failed"})
+#: Model phases that a node reports; `unloading` only to a head that can ask for it.
+MODEL_PHASES = frozenset({"loading", "ready", "failed", "unloading"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bus.errors import StartError
@@ -151,18 +151,30 @@ class ProcessPool:
             ) from error
         self._slots[spec.name] = slot
 
-    def stop_slot(self, slot: str, grace_s: float = 5.0) -> None:
-        """End a slot's child (SIGTERM, after `grace_s` SIGKILL) and do not start it again."""
+    def stop_slot(self, slot: str, grace_s: float = 5.0) -> bool:
+        """End a slot's child (SIGTERM, after `grace_s` SIGKILL) and do not start it again.
+
+        Returns:
+            Whether its ChildExited follows; False when no child was there.
+        """
         found = self._slots.get(slot)
         if found is None:
-            return
+            return False
         found.stopping = True
         found.respawn_at = None
         if found.child is None:
             del self._slots[slot]
-        elif found.drain_until is None:
+            return False
+        if found.drain_until is None:
             found.child.signal(signal.SIGTERM)
             found.kill_at = self._now() + grace_s
+        return True
+
+    def set_args(self, slot: str, args: tuple[str, ...]) -> None:
+        """Give a slot's next children other arguments; the one that runs keeps its own."""
+        found = self._slots.get(slot)
+        if found is not None:
+            found.spec = replace(found.spec, args=args)
 
     def kill(self, slot: str) -> None:
         """Kill a slot's child at once; it is started again as after any death."""

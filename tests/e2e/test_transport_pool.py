@@ -179,13 +179,25 @@ def test_a_stopped_slot_stays_empty_and_a_stubborn_child_is_killed(harness: Harn
     harness.pool.start_slot(harness.spec("stub"))
     harness.pool.send("stub", b"stubborn")
     harness.until(lambda: b"stubborn" in harness.messages(2) and len(harness.messages(1)) == 1)
-    harness.pool.stop_slot("polite")
-    harness.pool.stop_slot("stub", grace_s=0.05)
+    assert harness.pool.stop_slot("polite")
+    assert harness.pool.stop_slot("stub", grace_s=0.05)
     harness.until(lambda: len(harness.exits()) == 2)
     codes = {found.slot: (found.returncode, found.respawn_in_s) for found in harness.exits()}
     assert codes == {"polite": (-signal.SIGTERM, None), "stub": (-signal.SIGKILL, None)}
     assert harness.pool.next_timeout() is None
-    harness.pool.stop_slot("polite")
+    assert not harness.pool.stop_slot("polite")
+
+
+def test_a_slot_that_is_stopped_between_two_children_has_no_exit_to_tell_of(
+    harness: Harness,
+) -> None:
+    harness.pool.start_slot(harness.spec())
+    harness.until(lambda: len(harness.messages()) == 1)
+    harness.pool.kill("w")
+    harness.until(lambda: len(harness.exits()) == 1)
+    assert not harness.pool.stop_slot("w")
+    assert harness.pool.next_timeout() is None
+    harness.pool.start_slot(harness.spec())
 
 
 def test_close_kills_what_ignores_sigterm(harness: Harness) -> None:
