@@ -3,7 +3,7 @@
 Every line on stdout is a JSON object:
 
     {"event": "progress", "step": ..., "done": n, "total": m}
-    {"event": "model", "name": ..., "path": ..., ...}     of `ls`, one a folder
+    {"event": "model", "name": ..., "path": ..., ...}     of `ls`, one a folder; of `check`, `show`
     {"event": "done", "path": ...}
     {"event": "error", "code": ..., "message": ...}
 
@@ -21,9 +21,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from agent.models.examine import describe_folder, examine
 from agent.models.folder import ModelFolder
 from agent.models.pull import default_cache, pull
-from agent.models.registry import Unusable, list_models
+from agent.models.registry import Unusable, find_model, list_models, remove_model
 from agent.models.sources import SOURCES
 from agent.models.writer import check_name
 from bus.errors import Internal, StartError, SuperfluidError
@@ -67,6 +68,15 @@ def run_import(arguments: argparse.Namespace) -> Path:
     return import_gguf(arguments.file, target, progress=ProgressLines()).path
 
 
+def run_export(arguments: argparse.Namespace) -> Path:
+    """`export FOLDER --genai --into DIR`: gives DIR."""
+    try:
+        from agent.models.export import export_genai
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
+    return export_genai(ModelFolder.open(arguments.folder), arguments.into)
+
+
 def run_toy(arguments: argparse.Namespace) -> Path:
     """`toy`: gives the model folder's path."""
     target = arguments.into / check_name(arguments.name)
@@ -75,6 +85,25 @@ def run_toy(arguments: argparse.Namespace) -> Path:
     except ModuleNotFoundError as error:
         raise _missing(error) from error
     return write_toy(target, progress=ProgressLines()).path
+
+
+def run_check(arguments: argparse.Namespace) -> Path:
+    """`check PATH`: prints what a file or folder is and what is wrong with it."""
+    path: Path = arguments.path
+    emit("model", **examine(path, verify=arguments.verify))
+    return path
+
+
+def run_show(arguments: argparse.Namespace) -> Path:
+    """`show DIR NAME`: prints all that a folder says of itself."""
+    folder = find_model(arguments.models, arguments.name)
+    emit("model", **describe_folder(folder))
+    return folder.path
+
+
+def run_rm(arguments: argparse.Namespace) -> Path:
+    """`rm DIR NAME`: gives the path that is gone."""
+    return remove_model(arguments.models, arguments.name)
 
 
 def run_ls(arguments: argparse.Namespace) -> Path:
@@ -117,10 +146,27 @@ def _parser() -> argparse.ArgumentParser:
     add.add_argument("--into", type=Path, required=True, help="the folder of models")
     add.add_argument("--name", required=True)
     add.set_defaults(run=run_import)
+    add = commands.add_parser("export", help="write a model folder as another runtime loads it")
+    add.add_argument("folder", type=Path)
+    add.add_argument("--genai", action="store_true", required=True, help="for onnxruntime-genai")
+    add.add_argument("--into", type=Path, required=True, help="a folder that is not there yet")
+    add.set_defaults(run=run_export)
     add = commands.add_parser("toy", help="make the toy model's folder")
     add.add_argument("--into", type=Path, required=True, help="the folder of models")
     add.add_argument("--name", default="toy")
     add.set_defaults(run=run_toy)
+    add = commands.add_parser("check", help="say whether a GGUF file or a folder can be served")
+    add.add_argument("path", type=Path)
+    add.add_argument("--verify", action="store_true", help="compare a folder's hashes too")
+    add.set_defaults(run=run_check)
+    add = commands.add_parser("show", help="describe a model folder")
+    add.add_argument("models", type=Path)
+    add.add_argument("name")
+    add.set_defaults(run=run_show)
+    add = commands.add_parser("rm", help="remove a model folder")
+    add.add_argument("models", type=Path)
+    add.add_argument("name")
+    add.set_defaults(run=run_rm)
     add = commands.add_parser("ls", help="list a folder of models")
     add.add_argument("models", type=Path)
     add.set_defaults(run=run_ls)

@@ -217,23 +217,34 @@ def _q6_k(raw: ByteArray) -> BlockWeight:
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """A row of the format table: how many values a block has, its bytes, and its decoder."""
+    """A row of the format table: a block as GGUF has it, and what it becomes.
+
+    Attributes:
+        values: of a block in the file, which takes `block_bytes`.
+        decode: takes blocks `[rows, blocks, block_bytes]` apart.
+        bits: of an integer as stored.
+        group: values that share a scale.
+        affine: whether they have a minimum too.
+    """
 
     values: int
     block_bytes: int
     decode: Callable[[ByteArray], BlockWeight]
+    bits: int
+    group: int
+    affine: bool = False
 
 
 #: GGUF type name to format. Types not here (F32, F16, BF16) are dense.
 FORMATS: dict[str, BlockFormat] = {
-    "Q4_0": BlockFormat(32, 18, _q4_0),
-    "Q4_1": BlockFormat(32, 20, _q4_1),
-    "Q5_0": BlockFormat(32, 22, _q5_0),
-    "Q5_1": BlockFormat(32, 24, _q5_1),
-    "Q8_0": BlockFormat(32, 34, _q8_0),
-    "Q4_K": BlockFormat(256, 144, _q4_k),
-    "Q5_K": BlockFormat(256, 176, _q5_k),
-    "Q6_K": BlockFormat(256, 210, _q6_k),
+    "Q4_0": BlockFormat(32, 18, _q4_0, bits=4, group=32),
+    "Q4_1": BlockFormat(32, 20, _q4_1, bits=4, group=32, affine=True),
+    "Q5_0": BlockFormat(32, 22, _q5_0, bits=8, group=32),
+    "Q5_1": BlockFormat(32, 24, _q5_1, bits=8, group=32, affine=True),
+    "Q8_0": BlockFormat(32, 34, _q8_0, bits=8, group=32),
+    "Q4_K": BlockFormat(256, 144, _q4_k, bits=4, group=32, affine=True),
+    "Q5_K": BlockFormat(256, 176, _q5_k, bits=8, group=32, affine=True),
+    "Q6_K": BlockFormat(256, 210, _q6_k, bits=8, group=16),
 }
 
 

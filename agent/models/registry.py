@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent.models.folder import ModelFolder
+from agent.models.writer import check_name
 from bus.errors import ModelIncomplete, NotFound, SuperfluidError
 
 
@@ -56,3 +59,27 @@ def find_model(models: Path, name: str) -> ModelFolder:
     if isinstance(model, Unusable):
         raise ModelIncomplete(model.reason, param="model")
     return model
+
+
+def remove_model(models: Path, name: str) -> Path:
+    """Remove a model's folder, whole or broken; gives its former path.
+
+    It is hidden first, by one rename, so that nobody finds half of it. Programs that have its
+    files open keep them.
+
+    Raises:
+        Invalid: a name that no model has.
+        NotFound: no folder of that name.
+        OSError: it can not be removed.
+    """
+    folder = models / check_name(name)
+    if not folder.is_dir():
+        have = ", ".join(list_models(models)) or "none"
+        raise NotFound(f"there is no model {name!r} in {models} (there: {have})", param="model")
+    if folder.is_symlink():
+        folder.unlink()
+        return folder
+    hidden = models / f".{name}.{os.getpid()}.removed"
+    folder.rename(hidden)
+    shutil.rmtree(hidden)
+    return folder

@@ -19,6 +19,8 @@ from typing import Any
 from agent.models.folder import RECORD, SCHEMA, FileRecord, file_sha256
 from bus.errors import Invalid
 
+#: Endings of hidden folders: being made, stepped aside for a new one, being removed.
+_LEFT = ("partial", "old", "removed")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -112,7 +114,7 @@ def _remove_leftovers(target: Path) -> None:
     """Remove what writers that were killed left; bring back an old folder that has no successor."""
     for path in target.parent.glob(f".{target.name}.*"):
         base, pid, kind = path.name.rsplit(".", 2)
-        if base != f".{target.name}" or kind not in ("partial", "old") or not pid.isdigit():
+        if base != f".{target.name}" or kind not in _LEFT or not pid.isdigit():
             continue
         if int(pid) != os.getpid() and _is_running(int(pid)):
             continue

@@ -80,7 +80,7 @@ def read_model_files(folder: Path) -> ModelFiles:
         folder=folder,
         tokenizer=tokenizer,
         named_tokens=dict(_named_tokens(config)),
-        eos_ids=tuple(sorted(set(_eos_ids(folder)))),
+        eos_ids=tuple(sorted({token for _, token in _eos_ids(folder)})),
         bos_id=record.get("bos_id"),
         add_bos=add_bos if isinstance(add_bos, bool) else None,
         template=_template(folder / CHAT_TEMPLATE, config),
@@ -110,7 +110,32 @@ def _named_tokens(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, text
 
 
-def _eos_ids(folder: Path) -> Iterator[int]:
+def eos_ids_by_file(folder: Path) -> dict[str, tuple[int, ...]]:
+    """End-of-sequence ids that each file of a model folder names; those that name none are not in.
+
+    Raises:
+        ModelIncomplete: a file can not be read.
+    """
+    found: dict[str, list[int]] = {}
+    for name, token in _eos_ids(folder):
+        found.setdefault(name, []).append(token)
+    return {name: tuple(ids) for name, ids in found.items()}
+
+
+def template_file(folder: Path) -> str | None:
+    """Which file of a model folder holds the chat template; None when it has none.
+
+    Raises:
+        ModelIncomplete: a file can not be read.
+    """
+    if (folder / CHAT_TEMPLATE).is_file():
+        return CHAT_TEMPLATE
+    config = _object(folder / TOKENIZER_CONFIG)
+    return TOKENIZER_CONFIG if _template(folder / CHAT_TEMPLATE, config) else None
+
+
+def _eos_ids(folder: Path) -> Iterator[tuple[str, int]]:
+    """A file's name and an id that it names."""
     for name, part, key in _EOS_SOURCES:
         values: Any = _object(folder / name)
         if part is not None:
@@ -118,7 +143,7 @@ def _eos_ids(folder: Path) -> Iterator[int]:
         ids = values.get(key) if isinstance(values, dict) else None
         for token in ids if isinstance(ids, list) else [ids]:
             if type(token) is int and token >= 0:
-                yield token
+                yield name, token
 
 
 def _template(file: Path, config: Mapping[str, Any]) -> str | None:

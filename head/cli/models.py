@@ -1,4 +1,4 @@
-"""`model`: get, make and list models."""
+"""`model`: get, make, look at, list and remove models."""
 
 from __future__ import annotations
 
@@ -8,13 +8,26 @@ from typing import Any
 
 import click
 
-from bus.errors import NotFound
+from bus.errors import NotFound, SessionBusy
 from head.cli.context import CliContext, pass_context
-from head.cli.output import format_option, note, print_rows, progress_bars
+from head.cli.model_use import serving_agents
+from head.cli.output import format_option, note, print_json, print_rows, progress_bars
 from head.cli.program import run_model_program
 
 _LOCAL_COLUMNS = ("name", "usable", "architecture", "size_bytes", "window", "reason")
 _FLEET_COLUMNS = ("name", "ready", "nodes", "window_tokens", "lanes_total", "queued")
+#: What `check` and `show` print in their tables, in order, where the program told it.
+_CHECK_FACTS = (
+    *("path", "usable", "architecture", "name", "size_label", "parameters", "quantization"),
+    *("files", "file_bytes", "window", "kv_bytes_per_token", "lanes", "lane_tokens"),
+    *("weights_bytes", "kv_bytes", "memory_bytes", "tokenizer", "eos_ids", "chat_template"),
+    *("size_bytes", "verified"),
+)
+_SHOW_FACTS = (
+    *("name", "path", "architecture", "source", "digest", "quantization", "numerics", "layers"),
+    *("vocab", "window", "kv_bytes_per_token", "size_bytes", "float16_graph", "template_file"),
+    *("eos_ids", "eos_ids_by_file", "bos_id", "add_bos"),
+)
 #: What a model is pulled by: a word, not a path.
 _PULL_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*\Z")
 
@@ -75,6 +88,101 @@ def model_import(context: CliContext, source: str, name: str | None) -> None:
         name = name or source
     folder = import_model(file, name or file.stem.lower(), context.state().models)
     click.echo(str(folder))
+
+
+@model.command("export")
+@click.argument("name")
+@click.option(
+    "--genai",
+    "target",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write it for onnxruntime-genai into this folder, which is not there yet.",
+)
+@pass_context
+def model_export(context: CliContext, name: str, target: Path) -> None:
+    """Write a model of this machine as another runtime loads it; its weights are linked."""
+    folder = context.look().models / name
+    arguments = ["export", str(folder), "--genai", "--into", str(target.absolute())]
+    with progress_bars() as report:
+        path, _ = run_model_program(arguments, report)
+    click.echo(str(path))
+
+
+@model.command("check")
+@click.argument("target", metavar="FILE|FOLDER|NAME")
+@click.option("--verify", is_flag=True, help="Compare a folder's hashes too, about 1 s a GB.")
+@format_option
+@pass_context
+def model_check(context: CliContext, target: str, verify: bool, form: str) -> None:
+    """Say whether a GGUF file or a model can be served, and why not."""
+    found = _run_one(["check", str(_checked_path(context, target)), *["--verify"] * verify])
+    _print_facts(found, _CHECK_FACTS, form)
+    for text in found.get("notes", ()):
+        note(f"note: {text}")
+    for text in found.get("reasons", ()):
+        note(f"can not be served: {text}")
+    if not found.get("usable"):
+        raise click.exceptions.Exit(1)
+
+
+@model.command("show")
+@click.argument("name")
+@format_option
+@pass_context
+def model_show(context: CliContext, name: str, form: str) -> None:
+    """Show where a model of this machine comes from, its figures, template and end ids."""
+    _print_facts(_run_one(["show", str(context.look().models), name]), _SHOW_FACTS, form)
+
+
+@model.command("rm")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@pass_context
+def model_rm(context: CliContext, name: str, yes: bool) -> None:
+    """Remove a model's folder from this machine."""
+    state = context.look()
+    serving = serving_agents(state, name)
+    if serving:
+        raise SessionBusy(
+            f"{', '.join(serving)} of this machine serves {name}; end it first: "
+            f"{context.command('down')}"
+        )
+    if not yes and not click.confirm(f"Remove {state.models / name}?", err=True):
+        note("nothing was removed")
+        raise click.exceptions.Exit(1)
+    path, _ = run_model_program(["rm", str(state.models), name], lambda step, done, total: None)
+    note(f"removed {path}")
+
+
+def _checked_path(context: CliContext, target: str) -> Path:
+    """A path as given, or the folder of the model of that name."""
+    path = Path(target)
+    if path.exists():
+        return path
+    named = context.look().models / target
+    if _PULL_NAME.match(target.lower()) and named.is_dir():
+        return named
+    raise NotFound(
+        f"there is no file, folder or model {target}; see: {context.command('model ls')}"
+    )
+
+
+def _run_one(arguments: list[str]) -> dict[str, Any]:
+    """The one map that the program gives."""
+    with progress_bars() as report:
+        _, rows = run_model_program(arguments, report)
+    return {key: value for row in rows for key, value in row.items() if key != "event"}
+
+
+def _print_facts(found: dict[str, Any], names: tuple[str, ...], form: str) -> None:
+    """A fact a line, or all of them as JSON."""
+    if form == "json":
+        print_json(found)
+        return
+    rows = [{"fact": name, "value": found[name]} for name in names if name in found]
+    print_rows(rows, ("fact", "value"), form)
 
 
 @model.command("ls")

@@ -1,0 +1,125 @@
+"""`sfctl model check|show|rm`, with the program that they run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bus.agent_status import AgentLink, AgentModel, AgentStatus, write_agent_status
+from bus.file_lock import FileLock
+from bus.state import StateFolder
+from head.cli import cli
+from head.cli.model_use import serving_agents
+from tests.harness.gguf_models import SmallModel, write_model
+from tests.harness.models import toy_model_folder
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """A state folder with the toy model in it."""
+    folder = StateFolder.resolve(tmp_path / "state")
+    shutil.copytree(toy_model_folder().path, folder.models / "toy")
+    return folder.path
+
+
+def sfctl(state: Path, *arguments: object, stdin: str | None = None) -> Result:
+    command = ["--state", str(state), "model", *map(str, arguments)]
+    return CliRunner().invoke(cli, command, input=stdin)
+
+
+def test_check_says_what_a_file_is(state: Path, tmp_path: Path) -> None:
+    file = write_model(tmp_path / "m.gguf", SmallModel(family="qwen3"))
+    result = sfctl(state, "check", file)
+    assert result.exit_code == 0
+    lines = [line.split(None, 1) for line in result.stdout.splitlines()]
+    assert ["usable", "yes"] in lines
+    assert ["architecture", "qwen3"] in lines
+    assert ["window", "256"] in lines
+    shown = json.loads(sfctl(state, "check", file, "-o", "json").stdout)
+    assert (shown["usable"], shown["lanes"]) == (True, 8)
+
+
+def test_check_says_why_not_and_fails(state: Path, tmp_path: Path) -> None:
+    file = write_model(tmp_path / "m.gguf", SmallModel())
+    file.write_bytes(file.read_bytes()[:-100_000])
+    result = sfctl(state, "check", file)
+    assert result.exit_code == 1
+    assert "can not be served: " in result.stderr
+    assert "download it again" in result.stderr
+    assert "can not be served" not in result.stdout
+    shown = json.loads(sfctl(state, "check", file, "-o", "json").stdout)
+    assert shown["usable"] is False
+    assert len(shown["reasons"]) == 1
+
+
+def test_check_takes_a_model_by_its_name(state: Path) -> None:
+    assert sfctl(state, "check", "toy", "--verify").exit_code == 0
+    data = state / "models" / "toy" / "model.onnx.data"
+    data.write_bytes(data.read_bytes()[:-1])
+    result = sfctl(state, "check", "toy")
+    assert result.exit_code == 1
+    assert "model.onnx.data has" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["check", "show", "rm"])
+def test_nothing_of_that_name(state: Path, command: str) -> None:
+    result = sfctl(state, command, "nothing", *["--yes"] * (command == "rm"))
+    assert result.exit_code == 5
+    assert "there is no" in result.stderr
+    assert "nothing" in result.stderr
+
+
+def test_show_tells_what_the_record_says(state: Path) -> None:
+    result = sfctl(state, "show", "toy")
+    assert result.exit_code == 0
+    facts = dict(line.split(None, 1) for line in result.stdout.splitlines())
+    assert facts["template_file"] == "chat_template.jinja"
+    assert facts["source"] == "kind=toy, seed=7"
+    assert facts["eos_ids_by_file"] == "superfluid.json=256, 258, genai_config.json=256, 258"
+    shown = json.loads(sfctl(state, "show", "toy", "-o", "json").stdout)
+    assert shown["files"]["tokenizer.json"]["size"] > 0
+
+
+def test_rm_asks_first(state: Path) -> None:
+    folder = state / "models" / "toy"
+    refused = sfctl(state, "rm", "toy", stdin="n\n")
+    assert refused.exit_code == 1
+    assert folder.is_dir()
+    assert sfctl(state, "rm", "toy", stdin="y\n").exit_code == 0
+    assert list(folder.parent.iterdir()) == []
+
+
+def test_rm_takes_a_broken_folder_too(state: Path) -> None:
+    (state / "models" / "toy" / "superfluid.json").unlink()
+    result = sfctl(state, "rm", "toy", "--yes")
+    assert result.exit_code == 0
+    assert "removed" in result.stderr
+    assert not (state / "models" / "toy").exists()
+
+
+def test_rm_never_leaves_the_folder_of_models(state: Path) -> None:
+    result = sfctl(state, "rm", "../store", "--yes")
+    assert result.exit_code == 2
+    assert (state / "store").is_dir()
+
+
+def test_rm_refuses_while_an_agent_serves_it(state: Path) -> None:
+    node = state / "nodes" / "node-1"
+    node.mkdir()
+    models = (AgentModel(name="toy", phase="ready"),)
+    link = AgentLink(peer="", address="")
+    write_agent_status(node, AgentStatus(1, "node-1", link, models))
+    with FileLock(node / "agent.lock"):
+        assert serving_agents(StateFolder.find(state), "toy") == ["node-1"]
+        assert serving_agents(StateFolder.find(state), "other") == []
+        result = sfctl(state, "rm", "toy", "--yes")
+        assert result.exit_code == 7
+        assert "node-1 of this machine serves toy" in result.stderr
+        assert (state / "models" / "toy").is_dir()
+    # the status file outlives its agent
+    assert serving_agents(StateFolder.find(state), "toy") == []
+    assert sfctl(state, "rm", "toy", "--yes").exit_code == 0
