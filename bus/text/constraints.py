@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -58,6 +59,8 @@ _PLAIN_ERRORS = {
 }
 #: Characters inside brackets of a regular expression, as a person would nest them.
 _MAX_NESTING = 100
+#: Bounds of a repetition that are refused; the engine unrolls it, and masks become slow.
+_MANY_REPEATS = re.compile(r"\{\d*,?\d{6,}\}")
 
 
 def limits() -> LLParserLimits:
@@ -245,8 +248,16 @@ def _schema(node: Any) -> dict[str, Any]:
 
 
 def _regex(source: str) -> str:
-    _check_nesting(source)
+    _check_size(source)
     return LLMatcher.grammar_from_regex(source)
+
+
+def _check_size(source: str) -> None:
+    """Refuse a regular expression that is too large to hold."""
+    _check_nesting(source)
+    found = _MANY_REPEATS.search(source)
+    if found:
+        raise refused("regex", f"the repetition {found[0][:40]} is too large; use less than 100000")
 
 
 def _check_nesting(source: str) -> None:
@@ -278,7 +289,7 @@ def _structural(source: str) -> str:
 
 
 def _lark_regex(source: str) -> str:
-    _check_nesting(source)
+    _check_size(source)
     if "\n" in source:
         raise refused("regex", "it has a line's end; write it as \\n")
     return f"/{regex_to_lark(source, '')}/"
