@@ -17,7 +17,7 @@ from bus.state import StateFolder
 from bus.token_files import previous_file, retire_token, rotate_token
 from head.cli.agents import plan_agents
 from head.cli.context import CliContext, pass_context
-from head.cli.machine import configured_names, head_was_here
+from head.cli.machine import agents_configured, configured_names, head_was_here
 from head.cli.output import format_option, note, print_json, print_rows
 from head.cli.preflight import head_config
 from head.link_identity import KEY_FILE, token_file
@@ -131,7 +131,7 @@ def _refuse_on_node(context: CliContext, state: StateFolder, file: Path, force: 
     Raises:
         StartError: agents here join a head elsewhere, and none was ever here.
     """
-    if force or head_was_here(state):
+    if force or head_was_here(state) or not agents_configured(state):
         return
     heads = [plan.head for plan in plan_agents(state, configured_names(state)) if plan.head]
     if heads:

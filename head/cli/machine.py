@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -70,6 +71,14 @@ def configured_names(state: StateFolder) -> list[str]:
     """Names of agents that `up` would start, and of those with a configuration of their own."""
     own = (file.parent.name for file in state.nodes.glob(f"*/{_AGENT_TOML}"))
     return sorted({*agent_names(1), *own})
+
+
+def agents_configured(state: StateFolder) -> bool:
+    """Whether anybody has configured agents here, which is cheaper to see than what for."""
+    files = [state.path / _AGENT_TOML, *state.nodes.glob(f"*/{_AGENT_TOML}")]
+    return any(file.exists() for file in files) or any(
+        name.startswith("SUPERFLUID_NODE_") for name in os.environ
+    )
 
 
 def head_was_here(state: StateFolder) -> bool:
