@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from agent.config import load_agent_config
+from agent.config import load_agent_config, models_root
 from agent.node import Node
 from agent.node_folder import check_name
-from agent.served_folders import served_folders
+from agent.served_folders import read_changes, served_folders
 from bus.log import setup_logging
 from bus.packages import check_packages
 from bus.service import run_service
@@ -78,10 +78,16 @@ def agent(config_file: Path | None, state: Path | None, name: str, **options: An
     setup_logging(config.log)
     raise_open_files()
     keep_freed_memory()
-    models = served_folders(
-        Path(config.models.folder) if config.models.folder else folder.models, config.models.names
+    changes = read_changes(folder.nodes / name)
+    models = served_folders(models_root(config, folder), config.models.names, changes)
+    node = Node(
+        config,
+        state=folder,
+        name=name,
+        models=models,
+        changes=changes,
+        agents_here=_agents_here(),
     )
-    node = Node(config, state=folder, name=name, models=models, agents_here=_agents_here())
     node.run()
 
 

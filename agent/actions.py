@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bus.agent_records import SendToHead
-from bus.ids import ModelName
+from bus.ids import CommandId, ModelName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,36 @@ class WorkerIsReady:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FindModel:
+    """Look for a model that is to be loaded, and tell the core what it would take."""
+
+    command: CommandId
+    model: ModelName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartWorker:
+    """Keep a worker for one more model running."""
+
+    model: ModelName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopWorker:
+    """End a model's worker and start none again; the core is to be told when it is gone."""
+
+    model: ModelName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RememberModel:
+    """Serve a model after a restart, or do not."""
+
+    model: ModelName
+    served: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
     """A change of state, for the log."""
 
@@ -33,4 +63,13 @@ class Note:
     is_problem: bool = False
 
 
-Action = SendToHead | SendToWorker | WorkerIsReady | Note
+Action = (
+    SendToHead
+    | SendToWorker
+    | WorkerIsReady
+    | FindModel
+    | StartWorker
+    | StopWorker
+    | RememberModel
+    | Note
+)

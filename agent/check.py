@@ -19,9 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agent.config import AgentConfig, default_identity, load_agent_config
+from agent.config import AgentConfig, default_identity, load_agent_config, models_root
 from agent.head_link import fleet_tokens, token_file
-from agent.models.registry import Unusable, find_model, list_models
+from agent.models.registry import Unusable
+from agent.served_folders import read_changes, served_folders
 from bus.errors import ModelIncomplete, SuperfluidError
 from bus.state import StateFolder
 
@@ -43,29 +44,27 @@ def check_agent(state: StateFolder, name: str) -> dict[str, Any]:
         "token": "" if node.insecure_no_auth else str(token_file(config, state)),
     }
     _try("token", problems, lambda: fleet_tokens(config, state))
-    models = _try("models", problems, lambda: _models(state, config))
+    models = _try("models", problems, lambda: _models(state, name, config))
     found["models"], found["not_served"] = models or ([], [])
     return found
 
 
-def _models(state: StateFolder, config: AgentConfig) -> tuple[list[str], list[str]]:
+def _models(state: StateFolder, name: str, config: AgentConfig) -> tuple[list[str], list[str]]:
     """Names of the models that can be served, and why others can not.
 
     Raises:
         SuperfluidError: a named one can not be served, or none can.
     """
-    section = config.models
-    folder = Path(section.folder) if section.folder else state.models
-    if section.names:
-        return [find_model(folder, name).path.name for name in section.names], []
-    models = list_models(folder)
+    changes = read_changes(state.nodes / name)
+    folder = models_root(config, state)
+    models = served_folders(folder, config.models.names, changes)
     reasons = [model.reason for model in models.values() if isinstance(model, Unusable)]
-    names = [name for name, model in models.items() if not isinstance(model, Unusable)]
-    if not models:
+    names = [str(each) for each, model in models.items() if not isinstance(model, Unusable)]
+    if not models and not changes.unloaded:
         raise ModelIncomplete(
             f"there is no model in {folder}; make one with: sfctl model import smollm2"
         )
-    if not names:
+    if reasons and not names:
         raise ModelIncomplete(reasons[0])
     return names, reasons
 

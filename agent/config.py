@@ -18,6 +18,7 @@ from bus.errors import ConfigInvalid
 from bus.fields import OneOf, Range
 from bus.ids import NodeIdentity
 from bus.log import LogConfig
+from bus.state import StateFolder
 
 Seconds = Annotated[float, Range(0.0, 1e9)]
 Interval = Annotated[float, Range(0.05, 3600.0)]
@@ -59,7 +60,9 @@ class WorkerSection:
     """Every worker process.
 
     0 threads means the usable cores divided over this host's workers; a limit of 0 is none.
-    `kv_host_bytes` 0 saves no prefixes and lets no request take another's lane.
+    `kv_host_bytes` 0 saves no prefixes and lets no request take another's lane. `memory_bytes` is
+    what all models of the node may take together, where one is loaded while it runs; 0 is 80% of
+    what the host has free at the agent's start, divided over this host's agents.
     """
 
     device: Annotated[str, OneOf(frozenset({"auto", "cuda", "cpu"}))] = "auto"
@@ -67,6 +70,7 @@ class WorkerSection:
     kv_bytes: Annotated[int, Range(1 << 20, 1 << 50)] = 1 << 30
     kv_host_bytes: Annotated[int, Range(0, 1 << 50)] = 512 << 20
     threads: Annotated[int, Range(0, 1024)] = 0
+    memory_bytes: Annotated[int, Range(0, 1 << 50)] = 0
     ping_interval_s: Interval = 5.0
     load_limit_s: Seconds = 1800.0
     stall_limit_s: Seconds = 60.0
@@ -172,6 +176,11 @@ def default_identity(node_folder: Path, host: str | None = None) -> NodeIdentity
     digest = hashlib.blake2b(str(node_folder.resolve()).encode()).hexdigest()[:_SUFFIX_DIGITS]
     name = (socket.gethostname() if host is None else host).split(".")[0]
     return NodeIdentity(f"{name}-{digest}")
+
+
+def models_root(config: AgentConfig, state: StateFolder) -> Path:
+    """The folder of the model folders."""
+    return Path(config.models.folder) if config.models.folder else state.models
 
 
 def share_threads(configured: int, cores: int, workers: int) -> int:

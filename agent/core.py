@@ -6,24 +6,26 @@ no worker by itself: a pool keeps one per model running and says what happens to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
-from agent.actions import Action, Note, SendToWorker, WorkerIsReady
+from agent.actions import Action, Note, SendToWorker, StopWorker, WorkerIsReady
 from agent.blobs import NodeBlobs, NodeBlobStore
+from agent.model_commands import ModelCommands
 from agent.served_model import ServedModel
 from bus.agent_records import SendToHead, SubmitToWorker, ToWorker
 from bus.agent_session import AgentSession
 from bus.agent_status import AgentModel
-from bus.errors import BlobMissing
-from bus.ids import GenerationId, ModelName, NodeIdentity, WorkerIncarnation
+from bus.errors import BlobMissing, SuperfluidError
+from bus.ids import CommandId, GenerationId, ModelName, NodeIdentity, WorkerIncarnation
 from bus.messages import link, parts, worker
 from bus.version import __version__
 
 SOFTWARE = f"superfluid {__version__}"
 #: Codes of Declined that come from here.
-MODEL_NOT_SERVED = "not_found"
+MODEL_NOT_SERVED = "model_not_served"
 MODEL_NOT_READY = "model_not_ready"
 WORKER_BEHIND = "worker_behind"
 
@@ -44,8 +46,10 @@ class AgentCore:
     Args:
         identity: unique in the fleet.
         incarnation: this start's boot number.
-        models: what it serves; fixed for its life.
+        models: what it serves to begin with; the head may load and unload some.
         files: where the files of requests go; None takes none.
+        needed_bytes: what each of the models takes of memory, where that is known.
+        budget_bytes: what all models may take together; 0 is no limit.
     """
 
     def __init__(
@@ -55,16 +59,28 @@ class AgentCore:
         models: Iterable[ModelName],
         policy: AgentPolicy = AgentPolicy(),
         files: NodeBlobStore | None = None,
+        *,
+        needed_bytes: Mapping[ModelName, int] = MappingProxyType({}),
+        budget_bytes: int = 0,
     ) -> None:
         self.identity = identity
         self._incarnation = incarnation
         self._policy = policy
-        self._models = {name: ServedModel(name) for name in models}
+        self._models = {
+            name: ServedModel(name, needed_bytes=needed_bytes.get(name, 0)) for name in models
+        }
         self._session = AgentSession()
         self._blobs = NodeBlobs(files, self._session.blobs_in_use) if files is not None else None
         self._host = parts.HostStatus()
         self._actions: list[Action] = []
         self._link_is_up = False
+        self._commands = ModelCommands(
+            self._models,
+            budget_bytes=budget_bytes,
+            do=self._do,
+            tell=self._tell,
+            runs_on=self._session.runs_on,
+        )
         self._status_at: float | None = None
         self._ping_at: float | None = None
         self._nonce = 0
@@ -87,6 +103,7 @@ class AgentCore:
     def actions(self) -> list[Action]:
         """What to do since the last call, in order."""
         self._take_session_actions()
+        self._stop_unloaded()
         self._take_blob_messages()
         taken, self._actions = self._actions, []
         return taken
@@ -144,7 +161,9 @@ class AgentCore:
 
     def link_message(self, message: object, now: float) -> None:
         """A message of the head. Heartbeats and such are the link's own and need nothing here."""
-        if self._blobs is None or not self._blobs.receive(message, now):
+        if self._commands.receive(message, now):
+            self._send_status(now)
+        elif self._blobs is None or not self._blobs.receive(message, now):
             self._session.receive(message, now)
 
     def host_sampled(self, host: parts.HostStatus) -> None:
@@ -157,6 +176,36 @@ class AgentCore:
         if self._blobs is not None:
             self._blobs.settle()
 
+    # --- models that come and go --------------------------------------------------------------
+
+    def model_found(
+        self, command: CommandId, model: ModelName, needed_bytes: int, now: float
+    ) -> None:
+        """The model of a FindModel lies here; a worker of it would take so much memory."""
+        self._commands.found(command, model, needed_bytes)
+
+    def model_missing(self, command: CommandId, model: ModelName, error: SuperfluidError) -> None:
+        """The model of a FindModel can not be served here."""
+        self._commands.refuse(command, model, error)
+
+    def worker_not_started(self, model: ModelName, error: SuperfluidError, now: float) -> None:
+        """The worker of a StartWorker could not be started."""
+        self._commands.not_started(model, error)
+        self._send_status(now)
+
+    def worker_stopped(self, model: ModelName, now: float) -> None:
+        """The worker of a StopWorker is gone; `worker_exited` came before, if it ran."""
+        self._note("model_unloaded", self._models[model])
+        self._commands.stopped(model)
+        self._send_status(now)
+
+    def _stop_unloaded(self) -> None:
+        for model in self._commands.due():
+            why = f"{model.name} was unloaded from this node"
+            self._session.model_gone(model.name, why)
+            self._take_session_actions()
+            self._actions.append(StopWorker(model=model.name))
+
     # --- workers ------------------------------------------------------------------------------
 
     def worker_started(self, model: ModelName, incarnation: WorkerIncarnation, now: float) -> None:
@@ -164,6 +213,7 @@ class AgentCore:
         found = self._models[model]
         found.started(incarnation)
         self._note("worker_started", found)
+        self._commands.started(model)
         self._send_status(now)
 
     def worker_message(
@@ -257,12 +307,14 @@ class AgentCore:
     def next_timeout(self) -> float | None:
         """When `handle_timeout` is due (seconds), or None."""
         files_at = None if self._blobs is None else self._blobs.next_timeout()
-        times = (self._session.next_timeout(), self._status_at, self._ping_at, files_at)
+        models_at = self._commands.next_timeout()
+        times = (self._session.next_timeout(), self._status_at, self._ping_at, files_at, models_at)
         return min((at for at in times if at is not None), default=None)
 
     def handle_timeout(self, now: float) -> None:
         """Renew and fence leases, send the status, ask the workers."""
         self._session.handle_timeout(now)
+        self._commands.handle_timeout(now)
         if self._blobs is not None:
             self._blobs.handle_timeout(now)
         if self._status_at is not None and self._status_at <= now:
@@ -287,6 +339,13 @@ class AgentCore:
 
     # --- actions ------------------------------------------------------------------------------
 
+    def _do(self, action: Action) -> None:
+        self._actions.append(action)
+
+    def _tell(self, message: object) -> None:
+        if self._link_is_up:
+            self._actions.append(SendToHead(message=message))
+
     def _take_session_actions(self) -> None:
         """Move what the sessions want over, declining what no worker here can take."""
         while wanted := self._session.actions():
@@ -307,8 +366,8 @@ class AgentCore:
 
     def _submit(self, model: ModelName, submit: worker.Submit) -> None:
         found = self._models.get(model)
-        if found is None:
-            why = f"this node does not serve {model}; add it to the node's models"
+        if found is None or found.is_unloading:
+            why = f"this node does not serve {model}; load it there: sfctl model load {model} NODE"
             self._session.decline(submit.generation, MODEL_NOT_SERVED, why)
         elif found.phase != "ready":
             why = f"{model} is {found.phase} on this node" + (

@@ -10,13 +10,26 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from agent.actions import Note, SendToWorker, WorkerIsReady
+from agent.actions import (
+    FindModel,
+    Note,
+    RememberModel,
+    SendToWorker,
+    StartWorker,
+    StopWorker,
+    WorkerIsReady,
+)
 from agent.blobs import FOLDER
-from agent.config import AgentConfig, default_identity, share_threads
+from agent.config import AgentConfig, default_identity, models_root
 from agent.core import SOFTWARE, AgentCore
 from agent.head_link import HeadLink, fleet_name, fleet_tokens, open_head_link
-from agent.load import HostLoad, usable_cores
+from agent.load import HostLoad
+from agent.model_loader import ModelLoader, known_needs
+from agent.model_memory import memory_budget
+from agent.models.folder import ModelFolder
+from agent.models.registry import Unusable
 from agent.node_folder import NodeFolder
+from agent.served_folders import ModelChanges
 from agent.status_file import StatusFile
 from agent.workers import Workers
 from bus.agent_records import SendToHead
@@ -25,6 +38,7 @@ from bus.ids import ModelName, NodeIdentity
 from bus.link import LinkDown, LinkEvent, LinkUp, MessageReceived, PeerRefused
 from bus.log import EventLog
 from bus.messages.link import HeadConfirm
+from bus.messages.parts import HostStatus
 from bus.state import StateFolder, host_folder
 from bus.transport import clock
 from bus.transport.loop import Loop
@@ -40,7 +54,8 @@ class Node:
         config: checked.
         state: the state folder.
         name: of this agent in the state folder.
-        models: path of each model's folder.
+        models: what it begins with.
+        changes: what was loaded and unloaded since the configuration was made.
         agents_here: agents on this machine, over which its cores are divided.
     """
 
@@ -50,13 +65,15 @@ class Node:
         *,
         state: StateFolder,
         name: str,
-        models: Mapping[ModelName, Path],
+        models: Mapping[ModelName, ModelFolder | Unusable],
+        changes: ModelChanges,
         agents_here: int,
     ) -> None:
         self._config = config
         self._state = state
         self._name = name
         self._models = models
+        self._changes = changes
         self._agents_here = agents_here
         self._log = EventLog("agent.node", node=name)
 
@@ -75,16 +92,11 @@ class Node:
             files = opened.enter_context(
                 BlobFolder(folder_path / FOLDER, self._config.blobs.budget_bytes)
             )
-            core = AgentCore(identity, folder.boot, self._models, self._config.policy(), files)
+            host = HostLoad()
+            opened.callback(host.close)
+            core = self._core(identity, folder.boot, files, host.read(clock.now()))
             loop.add_reader(files.fileno(), core.files_settled)
-            workers = Workers(
-                loop,
-                core,
-                self._log,
-                name=self._name,
-                run_dir=self._state.run,
-                incarnations=folder.incarnations,
-            )
+            workers = self._workers(loop, core, folder)
             try:
                 link = open_head_link(
                     loop,
@@ -95,35 +107,87 @@ class Node:
                     identity=identity,
                     tokens=tokens,
                 )
-                self._serve(loop, core, workers, link, folder)
+                self._serve(loop, core, workers, link, folder, host)
             finally:
                 _end_hard_on_signals()
                 workers.close(self._config.node.stop_grace_s)
         self._log.info("stopped")
 
+    def _core(
+        self, identity: NodeIdentity, boot: int, files: BlobFolder, host: HostStatus
+    ) -> AgentCore:
+        section = self._config.worker
+        budget = memory_budget(section.memory_bytes, host.memory_free_bytes, self._agents_here)
+        needs = known_needs(self._models, section)
+        if budget and sum(needs.values()) > budget:
+            self._log.warning(
+                "models_over_budget",
+                needed_bytes=sum(needs.values()),
+                memory_bytes=budget,
+                remedy="unload some, or lower kv_bytes in [worker] of agent.toml",
+            )
+        core = AgentCore(
+            identity,
+            boot,
+            self._models,
+            self._config.policy(),
+            files,
+            needed_bytes=needs,
+            budget_bytes=budget,
+        )
+        core.host_sampled(host)
+        return core
+
+    def _workers(self, loop: Loop, core: AgentCore, folder: NodeFolder) -> Workers:
+        return Workers(
+            loop,
+            core,
+            self._log,
+            name=self._name,
+            run_dir=self._state.run,
+            incarnations=folder.incarnations,
+            section=self._config.worker,
+            agents_here=self._agents_here,
+            stop_grace_s=self._config.node.stop_grace_s,
+            log_level=self._config.log.level,
+        )
+
+    @property
+    def _models_root(self) -> Path:
+        return models_root(self._config, self._state)
+
     def _serve(
-        self, loop: Loop, core: AgentCore, workers: Workers, link: HeadLink, folder: NodeFolder
+        self,
+        loop: Loop,
+        core: AgentCore,
+        workers: Workers,
+        link: HeadLink,
+        folder: NodeFolder,
+        host: HostLoad,
     ) -> None:
-        host = HostLoad()
         try:
-            core.host_sampled(host.read(clock.now()))
             self._start_workers(workers, core, link, folder)
+            loader = ModelLoader(
+                core,
+                workers,
+                self._log,
+                section=self._config.worker,
+                folder=self._models_root,
+                node_folder=folder.path,
+                changes=self._changes,
+            )
             status = StatusFile(folder.path, core, self._log)
             status.write(link.label, link.address, clock.now())
-            turns = _Turns(loop, core, link, workers, host, status, self._log)
+            turns = _Turns(loop, core, link, workers, loader, host, status, self._log)
             turns.run(self._config.node.status_interval_s)
             self._log.info("stopping")
         finally:
-            host.close()
             link.close("the agent was stopped")
 
     def _start_workers(
         self, workers: Workers, core: AgentCore, link: HeadLink, folder: NodeFolder
     ) -> None:
-        section = self._config.worker
-        share = len(self._models) * self._agents_here
-        threads = share_threads(section.threads, usable_cores(), share)
-        workers.start(self._models, section, threads=threads, log_level=self._config.log.level)
+        workers.start({name: found.path for name, found in self._models.items()})
         self._log.info(
             "started",
             identity=core.identity,
@@ -132,15 +196,15 @@ class Node:
             software=SOFTWARE,
             link=link.label,
             models=",".join(self._models),
-            threads=threads,
+            threads=workers.threads,
         )
         if self._config.node.insecure_no_auth and self._config.off_loopback:
             self._log.warning(
                 "no_auth", risk="whoever reaches this network can be its head or node"
             )
         if not self._models:
-            named = self._config.models.folder or str(self._state.models)
-            self._log.warning("no_models", folder=named, remedy="sfctl model import FILE.gguf")
+            remedy = "sfctl model import FILE.gguf, or sfctl model load where it was unloaded"
+            self._log.warning("no_models", folder=self._models_root, remedy=remedy)
 
 
 class _Turns:
@@ -152,6 +216,7 @@ class _Turns:
         core: AgentCore,
         link: HeadLink,
         workers: Workers,
+        loader: ModelLoader,
         host: HostLoad,
         status: StatusFile,
         log: EventLog,
@@ -160,6 +225,7 @@ class _Turns:
         self._core = core
         self._link = link
         self._workers = workers
+        self._loader = loader
         self._host = host
         self._status = status
         self._log = log
@@ -196,6 +262,9 @@ class _Turns:
                         self._workers.send(model, message)
                     case WorkerIsReady(model=model):
                         self._workers.mark_ready(model)
+                    case FindModel() | StartWorker() | StopWorker() | RememberModel():
+                        self._changed = True
+                        self._loader.act(action, now)
                     case Note():
                         self._changed = True
                         self._write(action, now)

@@ -3,6 +3,8 @@
 failed ──started──▶ loading ──ready──▶ ready
   ▲                    │                 │
   └───exited or hung───┴─exited or hung──┘      (the pool starts it again, later each time)
+
+One that is being unloaded is told of as `unloading`, whatever its worker does.
 """
 
 from __future__ import annotations
@@ -51,6 +53,22 @@ class ServedModel:
     last_words: Failed | None = None
     #: Whether the worker was given up and is being killed.
     is_hung: bool = False
+    #: What a worker takes of the host's memory, estimated; 0 is not known.
+    needed_bytes: int = 0
+    #: It is being unloaded: until when what runs may finish.
+    unload_at: float | None = None
+    #: Its worker was told to end.
+    is_stopping: bool = False
+
+    @property
+    def is_unloading(self) -> bool:
+        """Whether it begins nothing any more and will be gone."""
+        return self.unload_at is not None
+
+    @property
+    def shown_phase(self) -> str:
+        """Its phase, as others are told."""
+        return "unloading" if self.is_unloading else self.phase
 
     def started(self, incarnation: WorkerIncarnation) -> None:
         """A new worker process loads the model."""
@@ -104,7 +122,7 @@ class ServedModel:
         """What this machine is told."""
         return AgentModel(
             name=self.name,
-            phase=self.phase,
+            phase=self.shown_phase,
             problem=self.problem,
             code=self.problem_code,
             failures=self.failures,
@@ -115,7 +133,7 @@ class ServedModel:
         """What the head is told."""
         common = ModelStatus(
             name=self.name,
-            phase=self.phase,
+            phase=self.shown_phase,
             problem=_cut(self.problem, _PROBLEM_BYTES),
             decode_rate=self.meter.decode_rate,
             prefill_rate=self.meter.prefill_rate,
@@ -126,7 +144,7 @@ class ServedModel:
             return common
         return ModelStatus(
             name=self.name,
-            phase=self.phase,
+            phase=self.shown_phase,
             window_tokens=self.ready.window_tokens,
             lanes_total=self.ready.lanes,
             lanes_used=self.stats.lanes_used,

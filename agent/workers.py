@@ -1,15 +1,19 @@
 """The node's worker processes, one slot of the pool per model; translates between pool and core.
 
-Beside that it watches them: one that hangs is told to the core, killed, and started again.
+Beside that it watches them: one that hangs is told to the core, killed, and started again. The
+machine's cores are divided over the workers at a worker's start: one that runs keeps its threads
+when models are loaded or unloaded beside it.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from agent.config import WorkerSection
+from agent.config import WorkerSection, share_threads
 from agent.core import AgentCore
+from agent.load import usable_cores
 from agent.proc_state import read_process
 from agent.worker_watch import WorkerWatch
 from bus.errors import DecodeError, TooLarge
@@ -29,6 +33,9 @@ class Workers:
 
     Args:
         name: the agent's; part of the slots' names, since agents share a run folder.
+        section: how workers are started.
+        agents_here: agents on this machine, over which its cores are divided.
+        stop_grace_s: how long the worker of a model that is unloaded may take to end.
     """
 
     def __init__(
@@ -40,49 +47,103 @@ class Workers:
         name: str,
         run_dir: Path,
         incarnations: BootCounter,
+        section: WorkerSection,
+        agents_here: int,
+        stop_grace_s: float,
+        log_level: str,
     ) -> None:
         self._core = core
         self._log = log
         self._name = name
+        self._section = section
+        self._agents_here = agents_here
+        self._stop_grace_s = stop_grace_s
+        self._log_level = log_level
+        self._numbers = itertools.count()
         self._slots: dict[ModelName, str] = {}
+        self._folders: dict[ModelName, Path] = {}
         self._models: dict[str, ModelName] = {}
         self._watches: dict[ModelName, WorkerWatch] = {}
         loop.add_timer_source(self.next_timeout, self.handle_timeout)
         self._pool = ProcessPool(loop, run_dir, lambda: WorkerIncarnation(incarnations.next()))
 
-    def start(
-        self,
-        models: Mapping[ModelName, Path],
-        section: WorkerSection,
-        *,
-        threads: int,
-        log_level: str,
-    ) -> None:
+    def start(self, models: Mapping[ModelName, Path]) -> None:
         """Start every model's worker.
 
         Raises:
             StartError: a process can not be started, or its pipes not be made.
         """
-        for number, (model, folder) in enumerate(models.items()):
-            slot = f"{self._name}.{number}"
-            self._slots[model], self._models[slot] = slot, model
-            self._watches[model] = WorkerWatch(section.watch_policy())
-            arguments = {
-                "--model-folder": folder,
-                "--device": section.device,
-                "--lanes": section.lanes,
-                "--kv-bytes": section.kv_bytes,
-                "--kv-host-bytes": section.kv_host_bytes,
-                "--threads": threads,
-                "--log-level": log_level,
-            }
-            words = tuple(str(word) for pair in arguments.items() for word in pair)
-            self._pool.start_slot(ChildSpec(name=slot, module=MODULE, args=words))
+        for model, folder in models.items():
+            self._add(model, folder)
+        for model in models:
+            self._start(model)
+
+    def start_model(self, model: ModelName, folder: Path) -> None:
+        """Start one more; how many threads the others get at their next start changes with it.
+
+        Raises:
+            StartError: its process can not be started, or its pipes not be made.
+        """
+        self._add(model, folder)
+        try:
+            self._start(model)
+        except BaseException:
+            self._remove(model)
+            raise
+        self._share_anew()
+
+    def stop_model(self, model: ModelName, now: float) -> None:
+        """End a model's worker; the core is told when it is gone."""
+        if not self._pool.stop_slot(self._slots[model], self._stop_grace_s):
+            self._gone(model, now)
+
+    @property
+    def threads(self) -> int:
+        """Of a worker that is started now."""
+        share = len(self._slots) * self._agents_here
+        return share_threads(self._section.threads, usable_cores(), share)
+
+    def _add(self, model: ModelName, folder: Path) -> None:
+        # A number that was not used before: what a former slot left behind is not taken for its.
+        slot = f"{self._name}.{next(self._numbers)}"
+        self._slots[model], self._models[slot] = slot, model
+        self._folders[model] = folder
+        self._watches[model] = WorkerWatch(self._section.watch_policy())
+
+    def _remove(self, model: ModelName) -> None:
+        del self._models[self._slots.pop(model)], self._folders[model], self._watches[model]
+
+    def _start(self, model: ModelName) -> None:
+        slot = self._slots[model]
+        self._pool.start_slot(ChildSpec(name=slot, module=MODULE, args=self._arguments(model)))
+
+    def _share_anew(self) -> None:
+        for model, slot in self._slots.items():
+            self._pool.set_args(slot, self._arguments(model))
+
+    def _gone(self, model: ModelName, now: float) -> None:
+        self._remove(model)
+        self._share_anew()
+        self._core.worker_stopped(model, now)
+
+    def _arguments(self, model: ModelName) -> tuple[str, ...]:
+        section = self._section
+        arguments = {
+            "--model-folder": self._folders[model],
+            "--device": section.device,
+            "--lanes": section.lanes,
+            "--kv-bytes": section.kv_bytes,
+            "--kv-host-bytes": section.kv_host_bytes,
+            "--threads": self.threads,
+            "--log-level": self._log_level,
+        }
+        return tuple(str(word) for pair in arguments.items() for word in pair)
 
     def handle_events(self, now: float) -> None:
         """Tell the core what happened to the workers since the last call."""
         for event in self._pool.events():
-            self._handle(event, self._models[event.slot], now)
+            if (model := self._models.get(event.slot)) is not None:
+                self._handle(event, model, now)
 
     def _handle(self, event: PoolEvent, model: ModelName, now: float) -> None:
         watch = self._watches[model]
@@ -102,11 +163,14 @@ class Workers:
             case ChildExited(incarnation=incarnation, returncode=code, respawn_in_s=again_in_s):
                 watch.ended()
                 self._core.worker_exited(model, incarnation, code, again_in_s, now)
+                if again_in_s is None:
+                    self._gone(model, now)
 
     def send(self, model: ModelName, message: object) -> None:
         """Hand a message to a model's worker; a submit that it can not take goes back."""
         try:
-            sent = self._pool.send(self._slots[model], WORKER.encode(message))
+            slot = self._slots.get(model)
+            sent = slot is not None and self._pool.send(slot, WORKER.encode(message))
         except TooLarge as error:
             self._log.warning("message_too_large", model=model, error=error)
             sent = False
@@ -138,7 +202,8 @@ class Workers:
 
     def mark_ready(self, model: ModelName) -> None:
         """The model's worker works."""
-        self._pool.mark_ready(self._slots[model])
+        if model in self._slots:
+            self._pool.mark_ready(self._slots[model])
 
     def pids(self) -> Iterable[int]:
         """Process ids of the workers that run."""

@@ -209,7 +209,7 @@ def test_the_status_and_the_heartbeat_carry_the_workers_counters(serving: Node) 
 
 
 @pytest.mark.parametrize(
-    ("model", "code"), [(OTHER, "model_not_ready"), (ModelName("none"), "not_found")]
+    ("model", "code"), [(OTHER, "model_not_ready"), (ModelName("none"), "model_not_served")]
 )
 def test_what_no_worker_here_can_take_is_declined(
     serving: Node, model: ModelName, code: str

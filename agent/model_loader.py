@@ -1,0 +1,97 @@
+"""Does what the node's core wants done about models: finds, starts, stops and remembers them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from agent.actions import FindModel, RememberModel, StartWorker, StopWorker
+from agent.config import WorkerSection
+from agent.core import AgentCore
+from agent.model_memory import needed_bytes
+from agent.models.folder import ModelFolder
+from agent.models.registry import Unusable, find_model
+from agent.served_folders import ModelChanges, write_changes
+from agent.workers import Workers
+from bus.errors import SuperfluidError
+from bus.ids import ModelName
+from bus.log import EventLog
+
+ModelAction = FindModel | StartWorker | StopWorker | RememberModel
+
+
+def known_needs(
+    models: Mapping[ModelName, ModelFolder | Unusable], section: WorkerSection
+) -> dict[ModelName, int]:
+    """What each model takes of memory, of those whose folder says it."""
+    return {
+        name: needed_bytes(found, section)
+        for name, found in models.items()
+        if isinstance(found, ModelFolder)
+    }
+
+
+class ModelLoader:
+    """Owned by the node's adapter. Main thread only.
+
+    Args:
+        folder: of the model folders.
+        node_folder: keeps what is remembered.
+        changes: what it keeps already.
+    """
+
+    def __init__(
+        self,
+        core: AgentCore,
+        workers: Workers,
+        log: EventLog,
+        *,
+        section: WorkerSection,
+        folder: Path,
+        node_folder: Path,
+        changes: ModelChanges,
+    ) -> None:
+        self._core = core
+        self._workers = workers
+        self._log = log
+        self._section = section
+        self._folder = folder
+        self._node_folder = node_folder
+        self._changes = changes
+        #: Folders of models that were found and are about to be started.
+        self._found: dict[ModelName, Path] = {}
+
+    def act(self, action: ModelAction, now: float) -> None:
+        """Carry an action out; the core hears what came of it."""
+        match action:
+            case FindModel():
+                self._find(action, now)
+            case StartWorker(model=model):
+                self._start(model, now)
+            case StopWorker(model=model):
+                self._workers.stop_model(model, now)
+            case RememberModel(model=model, served=served):
+                self._remember(model, served=served)
+
+    def _find(self, action: FindModel, now: float) -> None:
+        try:
+            folder = find_model(self._folder, action.model)
+        except SuperfluidError as error:
+            self._core.model_missing(action.command, action.model, error)
+            return
+        self._found[action.model] = folder.path
+        need = needed_bytes(folder, self._section)
+        self._core.model_found(action.command, action.model, need, now)
+
+    def _start(self, model: ModelName, now: float) -> None:
+        try:
+            self._workers.start_model(model, self._found.pop(model))
+        except SuperfluidError as error:
+            self._core.worker_not_started(model, error, now)
+
+    def _remember(self, model: ModelName, *, served: bool) -> None:
+        self._changes = self._changes.after(model, served=served)
+        try:
+            write_changes(self._node_folder, self._changes)
+        except OSError as error:
+            self._log.error("models_not_remembered", folder=self._node_folder, error=error)
