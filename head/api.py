@@ -17,6 +17,7 @@ from bus.messages.text import Decode, Decoded, Encode, Encoded
 from head import reports
 from head.answer_operations import AnswerOperations
 from head.blob_operations import BlobOperations
+from head.model_operations import ModelOperations
 from head.node_operations import NodeOperations
 from head.operation import ApiRequest, Core
 from head.session_operations import SessionOperations
@@ -32,6 +33,7 @@ class Api:
         self.blobs = BlobOperations(core)
         self.sessions = SessionOperations(core, self.answers)
         self.node_keys = NodeOperations(core)
+        self.node_models = ModelOperations(core)
 
     def handle(self, request: ApiRequest, now: float) -> None:
         """Run one request.
@@ -143,6 +145,8 @@ OPERATIONS: dict[str, Operation] = {
     "status": Api.status,
     "nodes": Api.nodes,
     "models": Api.models,
+    "model.load": lambda api, request, now: api.node_models.load(request, now),
+    "model.unload": lambda api, request, now: api.node_models.unload(request, now),
     "node.approve": lambda api, request, now: api.node_keys.approve(request, now),
     "node.revoke": lambda api, request, now: api.node_keys.revoke(request, now),
     "node.forget": lambda api, request, now: api.node_keys.forget(request, now),

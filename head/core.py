@@ -36,6 +36,7 @@ from bus.messages.link import (
     Heartbeat,
     LeaseRenew,
     Lost,
+    ModelAnswer,
     NeedFull,
     NodeConfirm,
     NodeStatus,
@@ -56,6 +57,7 @@ from head.book import AnswerBook
 from head.effects import ClientKey, Effects, LinkKey, Reply
 from head.enrolment import Enrolment, Way
 from head.fleet import Fleet
+from head.model_desk import ModelDesk
 from head.numbers import Numbers
 from head.operation import ApiRequest
 from head.outbox import Outbox
@@ -125,6 +127,12 @@ class HeadCore:
             files=files,
             timers=self._timers,
         )
+        self.models = ModelDesk(
+            outbox=self.outbox,
+            fleet=self.fleet,
+            timers=self._timers,
+            next_command=self._numbers.commands.next,
+        )
         self.uploads = Uploads(self.outbox, files, self._timers, self.book.blobs_in_use)
         self._api = Api(self)
         self.runs.made.restore(stored.sessions)
@@ -181,6 +189,7 @@ class HeadCore:
             self.link_down(known.link, "its node made another", now)
         node = self.fleet.link_up(link, confirm, now)
         self.runs.link_up(link, node, confirm, now)
+        self.models.link_up(node)
 
     def link_message(self, link: LinkKey, message: object, now: float) -> None:
         match message:
@@ -201,6 +210,8 @@ class HeadCore:
                 self.runs.need_full(link, message, now)
             case ReconcileAck():
                 self.runs.reconciled(link, message, now)
+            case ModelAnswer():
+                self.models.answered(link, message)
             case XferCredit() | XferDone():
                 self.runs.blobs.receive(link, message, now)
             case Heartbeat():

@@ -48,7 +48,7 @@ PASSING_CODES = frozenset(
     {
         *("model_not_ready", WORKER_LOST, "worker_behind", "queue_full"),
         *("session_busy", "stale_epoch", "unknown_session", "unknown_epoch", "fenced"),
-        "context_mismatch",
+        *("context_mismatch", "model_not_served"),
     }
 )
 

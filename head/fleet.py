@@ -67,6 +67,17 @@ class Node:
         worker, died_s = self.deaths.get(status.name, (None, 0.0))
         return status.worker == worker and self.status_at_s < died_s + STATUS_CROSSING_S
 
+    def changes_phase(self, model: ModelName, phase: str) -> None:
+        """The node was told to load or unload a model: what its next status will say.
+
+        One that is loaded already stays as it is, and one that is not served has nothing to unload.
+        """
+        status = self.models.get(model)
+        if status is None and phase == "loading":
+            self.models[model] = ModelStatus(name=model, phase=phase)
+        elif status is not None and phase == "unloading":
+            self.models[model] = replace(status, phase=phase)
+
     def in_flight(self, model: ModelName) -> int:
         return sum(claim.model == model for claim in self.claims.values())
 

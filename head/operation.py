@@ -17,6 +17,7 @@ from head.book import AnswerBook
 from head.effects import ClientKey, LinkKey, Reply
 from head.enrolment import Enrolment
 from head.fleet import Fleet
+from head.model_desk import ModelDesk
 from head.outbox import Outbox
 from head.runs import Runs
 from head.texts import TextDesk
@@ -69,6 +70,7 @@ class Core(Protocol):
     fleet: Fleet
     enrolment: Enrolment
     runs: Runs
+    models: ModelDesk
     uploads: Uploads
 
     def new_answer(

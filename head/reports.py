@@ -99,6 +99,11 @@ def _model(
         "name": name,
         "ready": bool(serving) and described is not None,
         "nodes": sorted(identity for identity, _ in serving),
+        "on": [
+            {"node": node.identity, "phase": status.phase, "problem": status.problem}
+            for node in sorted(fleet.nodes, key=lambda node: node.identity)
+            if node.up and (status := node.models.get(name)) is not None
+        ],
         "window_tokens": max((status.window_tokens for _, status in serving), default=0),
         "lanes_total": sum(status.lanes_total for _, status in serving),
         "queued": queued.get(name, 0),

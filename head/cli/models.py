@@ -1,4 +1,4 @@
-"""`model`: get, make, look at, list and remove models."""
+"""`model`: get, make, look at, list, load, unload and remove models."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 
 from bus.errors import NotFound, SessionBusy
 from head.cli.context import CliContext, pass_context
+from head.cli.model_loading import model_load, model_unload
 from head.cli.model_use import serving_agents
 from head.cli.output import format_option, note, print_json, print_rows, progress_bars
 from head.cli.program import run_model_program
@@ -146,8 +147,8 @@ def model_rm(context: CliContext, name: str, yes: bool) -> None:
     serving = serving_agents(state, name)
     if serving:
         raise SessionBusy(
-            f"{', '.join(serving)} of this machine serves {name}; end it first: "
-            f"{context.command('down')}"
+            f"{', '.join(serving)} of this machine serves {name}; unload it there first: "
+            f"{context.command(f'model unload {name} {serving[0]}')}"
         )
     if not yes and not click.confirm(f"Remove {state.models / name}?", err=True):
         note("nothing was removed")
@@ -196,3 +197,7 @@ def model_ls(context: CliContext, fleet: bool, form: str) -> None:
             print_rows(client.models(), _FLEET_COLUMNS, form)
         return
     print_rows(local_models(context.look().models), _LOCAL_COLUMNS, form)
+
+
+for _command in (model_load, model_unload):
+    model.add_command(_command)

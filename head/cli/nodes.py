@@ -85,6 +85,11 @@ def _not_ready(model: Mapping[str, Any], command: Command) -> str:
         )
     if model.get("nodes"):
         return f"model {name} is not ready on the head: its tokenizer does not load"
+    if not model.get("on", [{}]):
+        return (
+            f"no node serves model {name}; have one that has it do so: "
+            f"{command(f'model load {name}')} NODE"
+        )
     return f"model {name} is not ready on any node"
 
 
