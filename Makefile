@@ -10,6 +10,12 @@ SECONDS ?= 60
 RUNS ?= 4000
 # The seed of both: `make fuzz` draws one when it is empty, `make sim` begins with 1.
 SEED ?=
+# make bench-engine: PEERS=1 measures the runtimes of bench-peers in the same rounds; SUSTAIN is in
+# minutes, 0 skips it. JOBS= bounds the compiler in bench-peers.
+PEERS ?=
+ROUNDS ?= $(if $(PEERS),15,5)
+SUSTAIN ?= $(if $(PEERS),10,0)
+JOBS ?=
 # Extra words for pytest, such as -k NAME.
 TEST_FLAGS ?=
 
@@ -20,7 +26,7 @@ STAMP_DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_FLAGS)
 
 .PHONY: help venv venv-dev demo stop test lint unit sim mutants wheel-check bench-engine bench-fleet \
-  bench-strangers bench-bus faults-long fuzz constraints clean
+  bench-peers bench-strangers bench-bus faults-long fuzz constraints clean
 
 help:
 	@echo "make demo          install, get a model, start one head and two nodes, ask it something"
@@ -32,6 +38,7 @@ help:
 	@echo "make fuzz          wrong input of all kinds for SECONDS=60, drawn from SEED="
 	@echo "make constraints   JSON Schemas of the public test suite against constrained output"
 	@echo "make bench-engine  tokens/s of the engine    make bench-fleet  the fleet against the engine"
+	@echo "make bench-peers   build the runtimes for make bench-engine PEERS=1 to compare with"
 	@echo "make bench-bus     links against bare pyzmq  make bench-strangers  what attackers cost"
 	@echo "make faults-long   stopped agents with the times as they are, two minutes"
 	@echo "make clean         remove $(VENV), caches and builds (not the models)"
@@ -85,7 +92,10 @@ wheel-check: $(STAMP_DEV)
 	PYTHON=$(BIN)/python PIP_FLAGS='$(PIP_FLAGS)' .ci/wheel-check
 
 bench-engine: $(STAMP_DEV)
-	$(BIN)/python -m bench.engine
+	@$(BIN)/python -m bench.engine --rounds '$(ROUNDS)' --sustain '$(SUSTAIN)' $(if $(PEERS),--peers)
+
+bench-peers: $(STAMP_DEV)
+	@$(BIN)/python -m bench.build_peers $(if $(JOBS),--jobs '$(JOBS)')
 
 fuzz: $(STAMP_DEV)
 	@$(BIN)/python -m tests.fuzz --seconds '$(SECONDS)' --seed '$(SEED)'

@@ -1,158 +1,270 @@
-"""Speed of the bare engine: scheduler, model and sampler in one process, greedy.
+"""Speed of the bare engine beside the best local runtimes, in one run on the same model file.
 
-Each round measures every batch size once, in an order that turns, so that a machine whose speed
-drifts is unfair to none; the table has medians over rounds. `session` is the same model called in
-a plain loop without scheduler and sampler, in the same round: what the engine could reach at most.
+Every runtime is a process of its own with two threads. A round measures each kind of work once
+with each of them; what is measured first turns from round to round, so that a machine whose speed
+drifts is unfair to none. Ratios are medians over rounds of ours over the best other of the round;
+`/loop` is ours over the same model called in a plain loop, without scheduler and sampler.
 
-    python -m bench.engine --threads 2 --rounds 5
+    python -m bench.engine --peers --rounds 15 --sustain 10
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from statistics import median
+from typing import Any
 
-import numpy as np
-
-from agent.worker.engine import Engine
-from agent.worker.model_runner import ModelRunner
+from agent.models.export import export_genai
+from agent.models.folder import ModelFolder
+from agent.models.pull import default_cache, pull
+from bench.build_peers import GENAI, LLAMACPP, peer_python, peer_record
+from bench.engine_figures import (
+    LOOP,
+    OURS,
+    interactive_ratio,
+    rate_table,
+    summary,
+    sustained_ratio,
+)
 from bench.models import add_model_option, open_model
-from bus.errors import SuperfluidError
-from bus.ids import GenerationId, pack_ids
-from bus.messages.sampling import SamplingParams
-from bus.messages.worker import Submit
+from bench.process_memory import ProcessMemory
+from bench.program import Program
 
 BATCHES = (1, 2, 4, 8)
 PROMPT_TOKENS = 512
-GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+#: Tokens before the steps that are measured.
+CONTEXT_TOKENS = 256
+INTERACTIVE = {"tokens": 100, "background": 1500, "times": 7, "seed": 1}
+SHARED = {"prefix": 1000, "behind": 24, "requests": 32, "seed": 9}
+SUSTAIN_STEPS = 100
+SECONDS_A_MINUTE = 60.0
+
+Duties = dict[str, float | None]
 
 
-class EngineBench:
-    """Measures one engine.
+class Sides:
+    """The processes of a run, each asked one thing at a time."""
 
-    Args:
-        runner: with 8 lanes or more.
-        steps: decode steps of one measurement.
-    """
+    def __init__(self, folder: ModelFolder, threads: int, steps: int, peers: bool) -> None:
+        self.folder = folder
+        self.threads = threads
+        self.steps = steps
+        self.names = [OURS, *([GENAI, LLAMACPP] if peers else [])]
+        self._programs: dict[str, Program] = {}
 
-    def __init__(self, runner: ModelRunner, steps: int) -> None:
-        self._runner = runner
-        self._steps = steps
-        self._generations = 0
-        rng = np.random.default_rng(1)
-        self._prompts = rng.integers(
-            0, runner.folder.signature.vocab, (max(BATCHES), PROMPT_TOKENS)
-        )
+    @contextmanager
+    def running(self, *names: str) -> Iterator[dict[str, float]]:
+        """Start processes and end them; gives the seconds that each took to load."""
+        with ExitStack() as stack:
+            loads = {}
+            for name in names or self.names:
+                self._programs[name] = stack.enter_context(self._start(name))
+                loads[name] = float(self._programs[name].answer()["load_s"])
+            yield loads
+        self._programs.clear()
 
-    def prefill(self) -> float:
-        """Prompt tokens/s of one prompt alone, its first token included."""
-        engine = Engine(self._runner)
-        start = time.perf_counter()
-        self._start(engine, 0)
-        elapsed_s = time.perf_counter() - start
-        return PROMPT_TOKENS / elapsed_s
+    def ask(self, name: str, do: str, **options: Any) -> dict[str, Any]:
+        """What a process answers."""
+        program = self._programs[name]
+        program.ask(json.dumps({"do": do, **options}))
+        return program.answer()
 
-    def decode(self, batch: int) -> float:
-        """Tokens/s of `batch` generations together, all past their prompts."""
-        engine = Engine(self._runner)
-        # Held until all are prefilled, so that the steps measured have all rows.
-        started = [self._start(engine, row) for row in range(batch)]
-        for generation in started:
-            engine.resume(generation)
-        engine.turn(0.0)
-        tokens = 0
-        start = time.perf_counter()
-        for _ in range(self._steps):
-            tokens += len(engine.turn(0.0))
-        elapsed_s = time.perf_counter() - start
-        return self._checked(tokens, batch) / elapsed_s
+    def memory(self, name: str) -> ProcessMemory:
+        """What a process takes now."""
+        return ProcessMemory.of(self._programs[name].pid)
 
-    def session(self, batch: int) -> float:
-        """Tokens/s of the same steps in a plain loop, over what `decode` left in the lanes."""
-        feed = [1] * batch
-        start = time.perf_counter()
-        for step in range(self._steps):
-            logits = self._runner.decode(feed, [PROMPT_TOKENS + 2 + step] * batch)
-            feed = logits.argmax(axis=1).tolist()
-        return batch * self._steps / (time.perf_counter() - start)
+    def measure(self, name: str, kind: str, seed: int) -> dict[str, float]:
+        """Tokens/s of one kind of work with one runtime; with ours also what is beside it."""
+        vocab = self.folder.signature.vocab
+        options: dict[str, Any] = {"tokens": PROMPT_TOKENS}
+        if kind != "prefill":
+            options = {"batch": int(kind[1:]), "context": CONTEXT_TOKENS, "steps": self.steps}
+        if name == GENAI or (name == LLAMACPP and kind == "prefill"):
+            options["vocab"] = vocab
+        if name != LLAMACPP or kind == "prefill":
+            options["seed"] = seed
+        return self.ask(name, "prefill" if kind == "prefill" else "decode", **options)
 
-    def _start(self, engine: Engine, row: int) -> GenerationId:
-        """Submit a prompt, run it to its first token and hold it."""
-        self._generations += 1
-        generation = GenerationId(self._generations)
-        engine.submit(
-            Submit(
-                generation=generation,
-                context=pack_ids(self._prompts[row].tolist()),
-                sampling=GREEDY,
-                max_new_tokens=self._steps + 2,
-                prompt_tokens=PROMPT_TOKENS,
-            ),
-            0.0,
-        )
-        while not engine.turn(0.0):
-            pass
-        engine.pause(generation)
-        return generation
-
-    def _checked(self, tokens: int, batch: int) -> int:
-        if tokens != batch * self._steps:
-            raise SuperfluidError(f"{tokens} tokens in {self._steps} steps of {batch}; not a bench")
-        return tokens
+    def _start(self, name: str) -> Program:
+        threads = ("--threads", str(self.threads))
+        if name == GENAI:
+            folder = genai_folder(self.folder)
+            arguments = ("--folder", str(folder), *threads)
+            return Program("bench.genai_side", *arguments, python=peer_python(GENAI))
+        if name == LLAMACPP:
+            arguments = ("--file", str(gguf_file()), *threads)
+            return Program("bench.llamacpp_side", *arguments, python=peer_python(LLAMACPP))
+        return Program("bench.engine_side", "--folder", str(self.folder.path), *threads)
 
 
-def main() -> None:
+def gguf_file() -> Path:
+    """The file that the default model was made of."""
+    return pull("smollm2", default_cache(), lambda step, done, total: None)
+
+
+def genai_folder(folder: ModelFolder) -> Path:
+    """The model as onnxruntime-genai loads it, made anew where the model is another."""
+    target = folder.path.with_name(f"{folder.path.name}-genai-{folder.digest[:12]}")
+    return target if target.exists() else export_genai(folder, target)
+
+
+def main() -> int:
     """Measure and print."""
+    options = _parser().parse_args()
+    missing = [n for n in (GENAI, LLAMACPP) if options.peers and peer_record(n) is None]
+    if missing:
+        print(f"error: {', '.join(missing)} not built; run make bench-peers", file=sys.stderr)
+        return 1
+    folder = open_model(options.model_folder)
+    sides = Sides(folder, options.threads, options.steps, options.peers)
+    for name in sides.names[1:]:
+        print(f"{name}: {json.dumps(peer_record(name))}")
+    duties: Duties = dict.fromkeys(("overhead_b8", "interactive_ttft_ratio"))
+    duties |= dict.fromkeys(("shared_prefix_prefills", "sustained_ratio"))
+    report_memory(sides)
+    with sides.running():
+        rates, overheads = measure(sides, options.rounds)
+        print(f"{options.threads} threads, medians of {options.rounds} rounds, greedy")
+        print("\n".join(rate_table(rates)))
+        duties["overhead_b8"] = median(overheads)
+        print(f"outside ONNX Runtime at 8 lanes: {median(overheads):.2%} of a step")
+    with sides.running(OURS):
+        if options.duties:
+            duties["interactive_ttft_ratio"] = report_interactive(sides)
+            duties["shared_prefix_prefills"] = report_shared_prefix(sides)
+        if options.sustain:
+            duties["sustained_ratio"] = report_sustained(sides, options.sustain)
+    print(json.dumps(summary(rates, duties)))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add_model_option(parser)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=40, help="decode steps of one measurement")
-    options = parser.parse_args()
-    runner = ModelRunner(
-        open_model(options.model_folder), device="cpu", lanes=max(BATCHES), threads=options.threads
+    parser.add_argument("--peers", action="store_true", help="beside the runtimes in build/peers")
+    parser.add_argument("--sustain", type=float, default=0.0, help="minutes; 0 skips it")
+    parser.add_argument(
+        "--no-duties",
+        dest="duties",
+        action="store_false",
+        help="skip the interactive request and the shared prefix",
     )
-    bench = EngineBench(runner, options.steps)
-    print_results(measure(bench, options.rounds), options.threads, options.rounds)
+    return parser
 
 
-def measure(bench: EngineBench, rounds: int) -> dict[str, list[float]]:
-    """Tokens/s by what was measured, one figure for each round after a first one for warmth."""
-    results: dict[str, list[float]] = {}
+def measure(sides: Sides, rounds: int) -> tuple[dict[str, dict[str, list[float]]], list[float]]:
+    """Rates by kind and side, one for each round after a first one for warmth; and overheads."""
+    kinds = [*(f"b{batch}" for batch in BATCHES), "prefill"]
+    rates: dict[str, dict[str, list[float]]] = {kind: {} for kind in kinds}
+    overheads: list[float] = []
+    for name in sides.names[1:]:
+        print(f"{name}, the fastest of its variants: {json.dumps(_choose(sides, name))}")
     for turn in range(rounds + 1):
-        kinds = [_prefill(bench), *(_decode(bench, batch) for batch in BATCHES)]
-        for kind in kinds[turn % len(kinds) :] + kinds[: turn % len(kinds)]:
-            for name, rate in kind().items():
-                if turn:
-                    results.setdefault(name, []).append(rate)
-    return results
+        for place in range(len(kinds)):
+            kind = kinds[(place + turn) % len(kinds)]
+            for number in range(len(sides.names)):
+                name = sides.names[(number + turn + place) % len(sides.names)]
+                found = sides.measure(name, kind, seed=1 + turn)
+                if not turn:
+                    continue
+                rates[kind].setdefault(name, []).append(found["tokens_s"])
+                if "loop_tokens_s" in found:
+                    rates[kind].setdefault(LOOP, []).append(found["loop_tokens_s"])
+                if kind == "b8" and "outside" in found:
+                    overheads.append(found["outside"])
+        print(f"round {turn} of {rounds}", file=sys.stderr)
+    return rates, overheads
 
 
-def _prefill(bench: EngineBench) -> Callable[[], dict[str, float]]:
-    return lambda: {"prefill": bench.prefill()}
+def _choose(sides: Sides, peer: str) -> dict[str, Any]:
+    return sides.ask(
+        peer,
+        "choose",
+        batches=list(BATCHES),
+        context=CONTEXT_TOKENS,
+        steps=sides.steps,
+        prompt=PROMPT_TOKENS,
+        vocab=sides.folder.signature.vocab,
+    )
 
 
-def _decode(bench: EngineBench, batch: int) -> Callable[[], dict[str, float]]:
-    return lambda: {f"b{batch}": bench.decode(batch), f"session{batch}": bench.session(batch)}
+def report_memory(sides: Sides) -> None:
+    """Load time and memory of each runtime alone, and of two workers of ours."""
+    for name in sides.names:
+        with sides.running(name) as loads:
+            if name == LLAMACPP:
+                print(f"{name}: built for {sides.ask(name, 'system')['system'].strip()}")
+            _warm(sides, name)
+            print(f"{name}: loaded in {loads[name]:.2f} s; {sides.memory(name)}")
+    one, two = (Sides(sides.folder, sides.threads, sides.steps, peers=False) for _ in range(2))
+    with one.running(OURS), two.running(OURS):
+        for side in (one, two):
+            _warm(side, OURS)
+        for number, side in enumerate((one, two), start=1):
+            print(f"{OURS}, worker {number} of two: {side.memory(OURS)}")
 
 
-def print_results(results: dict[str, list[float]], threads: int, rounds: int) -> None:
-    """A table, then one JSON object of the medians."""
-    print(f"bare engine, tokens/s, {threads} threads, median of {rounds} rounds (least - most)")
-    print(f"{'':>10} {'engine':>8} {'':>17} {'session':>8} {'engine/session':>15}")
-    for name in [*(f"b{batch}" for batch in BATCHES), "prefill"]:
-        rates = results[name]
-        line = f"{name:>10} {median(rates):8.1f} {f'({min(rates):.1f} - {max(rates):.1f})':>17}"
-        if session := results.get(name.replace("b", "session")):
-            ratio = median(a / b for a, b in zip(rates, session, strict=True))
-            line += f" {median(session):8.1f} {ratio:15.3f}"
-        print(line)
-    names = [*(f"b{batch}" for batch in BATCHES), "prefill"]
-    print(json.dumps({name: round(median(results[name]), 1) for name in names}))
+def _warm(sides: Sides, name: str) -> None:
+    if name == LLAMACPP:
+        # It has no KV before it was told what it is measured in.
+        batch, vocab = max(BATCHES), sides.folder.signature.vocab
+        sides.ask(name, "warm", batch=batch, context=CONTEXT_TOKENS, steps=sides.steps, vocab=vocab)
+        return
+    sides.measure(name, f"b{max(BATCHES)}", seed=0)
+
+
+def report_interactive(sides: Sides) -> float:
+    """First-token time behind background prompts."""
+    found = {name: float(v) for name, v in sides.ask(OURS, "interactive", **INTERACTIVE).items()}
+    allowed_s = 1.5 * found["idle_s"] + found["turn_s"] + found["snapshot_s"]
+    milliseconds = {name.removesuffix("_s"): 1000 * value for name, value in found.items()}
+    print(
+        "first token of an interactive request: {idle:.0f} ms idle; behind eight background "
+        "prompts {reading:.0f} ms while they are read, {decoding:.0f} ms while all lanes decode; "
+        "a turn {turn:.0f} ms, a lane's snapshot {snapshot:.1f} ms".format(**milliseconds)
+        + f"; allowed {1000 * allowed_s:.0f} ms"
+    )
+    return interactive_ratio(found)
+
+
+def report_shared_prefix(sides: Sides) -> float:
+    """Prefills of a prefix that comes many times at once."""
+    found = sides.ask(OURS, "shared_prefix", **SHARED)
+    print(
+        f"a prefix of {SHARED['prefix']} tokens, {SHARED['requests']} requests at once: read "
+        f"{found['prefills']:.2f} times, {found['seconds']:.1f} s to all first tokens"
+    )
+    return float(found["prefills"])
+
+
+def report_sustained(sides: Sides, minutes: float) -> float | None:
+    """Decode for minutes beside the plain loop, in turns of some seconds."""
+    ratios: list[list[float]] = []
+    sides.measure(OURS, "b8", seed=0)
+    start = time.monotonic()
+    seed = 100_000
+    while (minute := int((time.monotonic() - start) / SECONDS_A_MINUTE)) < minutes:
+        seed += 1
+        found = sides.ask(
+            OURS, "decode", batch=8, context=CONTEXT_TOKENS, steps=SUSTAIN_STEPS, seed=seed
+        )
+        if len(ratios) <= minute:
+            ratios.extend([] for _ in range(minute + 1 - len(ratios)))
+            print(f"minute {minute}: {sides.memory(OURS)}")
+        ratios[minute].append(found["tokens_s"] / found["loop_tokens_s"])
+    print("engine over loop by minute: " + " ".join(f"{median(m):.3f}" for m in ratios if m))
+    print(f"after {minutes:g} minutes: {sides.memory(OURS)}")
+    return sustained_ratio(ratios)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

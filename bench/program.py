@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,16 +16,22 @@ class Program:
     Args:
         module: run as `python -m`.
         arguments: its own.
+        python: the interpreter of its environment; ours by default.
     """
 
-    def __init__(self, module: str, *arguments: str) -> None:
+    def __init__(self, module: str, *arguments: str, python: str | Path = sys.executable) -> None:
         self._module = module
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [python, "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
 
     def ask(self, line: str) -> None:
         """Say a line; `answer` gives what it says to that."""
