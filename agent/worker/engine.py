@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 
+from agent.worker.chunk_grid import FREE_HEAD_DIM
 from agent.worker.draws import Draws, GrammarSource, Vocabulary
 from agent.worker.model_runner import ModelRunner
 from agent.worker.prefix_cache import prefix_seed
@@ -52,6 +53,7 @@ class Engine:
             prefix_seed=lambda salt: prefix_seed(
                 model=folder.digest, numerics=runner.numerics, salt=salt
             ),
+            chunk_grid=folder.signature.head_dim > FREE_HEAD_DIM,
         )
         self.transfers = Transfers(runner.slab, host_kv_bytes)
         self._draws = Draws(

@@ -87,14 +87,21 @@ class Reuse:
         budget_bytes: of host memory; 0 saves nothing and lets nothing be preempted.
         token_bytes: keys and values of one token.
         seed: what the hashes of a salt's prefixes begin with.
+        grid: whether chunks keep to the middles of blocks (`chunk_grid`).
     """
 
     def __init__(
-        self, *, budget_bytes: int, token_bytes: int, seed: Callable[[bytes], bytes]
+        self,
+        *,
+        budget_bytes: int,
+        token_bytes: int,
+        seed: Callable[[bytes], bytes],
+        grid: bool = False,
     ) -> None:
         self._cache = PrefixCache(budget_bytes)
         self._token_bytes = token_bytes
         self._seed = seed
+        self._grid = grid
         self._prefixes: dict[int, Prefix] = {}
         #: Tokens of preempted sequences.
         self._held: dict[int, int] = {}
@@ -110,7 +117,7 @@ class Reuse:
         """
         best: Source | None = None
         for other in placed:
-            tokens, exact_tokens = _shared(sequence, other, other.computed)
+            tokens, exact_tokens = _shared(sequence, other, other.computed, self._grid)
             if tokens >= BLOCK_TOKENS and (best is None or tokens > best.tokens):
                 best = Source(tokens, exact_tokens, other.lane, None)
         saved = self._best_saved(sequence) if self._prefixes else None
@@ -132,7 +139,7 @@ class Reuse:
         if len(sequence.tokens) < enough:
             return None
         for other in prefilling:
-            if _shared(sequence, other, len(other.tokens))[0] >= enough:
+            if _shared(sequence, other, len(other.tokens), self._grid)[0] >= enough:
                 return other
         return None
 
@@ -143,7 +150,7 @@ class Reuse:
             match = self._cache.find(hashes, exact=exact)
             if match is not None:
                 prefix = self._prefixes[match.entry]
-                tokens, exact_tokens = _shared(sequence, prefix, len(prefix.tokens))
+                tokens, exact_tokens = _shared(sequence, prefix, len(prefix.tokens), self._grid)
                 if tokens >= BLOCK_TOKENS and (best is None or tokens > best.tokens):
                     best = Source(tokens, exact_tokens, None, match.entry)
         return best
@@ -275,7 +282,7 @@ class Reuse:
             raise Internal(f"host memory has {self._held}, and preempted sequences {held}")
 
 
-def _shared(sequence: Sequence, holder: Holder, known: int) -> tuple[int, int]:
+def _shared(sequence: Sequence, holder: Holder, known: int, grid: bool) -> tuple[int, int]:
     """How many of a holder's first `known` tokens a sequence may take over, and how many exactly.
 
     Both are 0 when it is not worth a look.
@@ -284,10 +291,11 @@ def _shared(sequence: Sequence, holder: Holder, known: int) -> tuple[int, int]:
     if limit < BLOCK_TOKENS or sequence.salt != holder.salt:
         return 0, 0
     common = common_tokens(sequence.tokens, holder.tokens, limit)
-    exactly = usable(sequence.spans, holder.spans, min(common, holder.exact_tokens), exact=True)
+    alike = min(common, holder.exact_tokens)
+    exactly = usable(sequence.spans, holder.spans, alike, exact=True, grid=grid)
     if sequence.exact:
         return exactly, exactly
-    return usable(sequence.spans, holder.spans, common, exact=False), exactly
+    return usable(sequence.spans, holder.spans, common, exact=False, grid=grid), exactly
 
 
 def common_tokens(one: array[int], other: array[int], limit: int) -> int:

@@ -62,6 +62,7 @@ class Scheduler:
         token_bytes: keys and values of one token.
         host_kv_bytes: of host memory, for prefixes and preempted lanes; 0 is neither.
         prefix_seed: what the hashes of a salt's prefixes begin with, 1 to 64 bytes.
+        chunk_grid: whether chunks keep to the middles of blocks (`chunk_grid`).
     """
 
     def __init__(
@@ -73,12 +74,15 @@ class Scheduler:
         token_bytes: int = 1,
         host_kv_bytes: int = 0,
         prefix_seed: Callable[[bytes], bytes] = lambda salt: b"prefix" + salt,
+        chunk_grid: bool = False,
     ) -> None:
         self.window = window
-        self.pacer = TurnPacer()
+        self.pacer = TurnPacer(grid=chunk_grid)
         self._vocab = vocab
         self._lanes = Lanes(lanes)
-        self.reuse = Reuse(budget_bytes=host_kv_bytes, token_bytes=token_bytes, seed=prefix_seed)
+        self.reuse = Reuse(
+            budget_bytes=host_kv_bytes, token_bytes=token_bytes, seed=prefix_seed, grid=chunk_grid
+        )
         self._admission = Admission(self._lanes, self.reuse)
         self._known: dict[GenerationId, Sequence] = {}
         self._emissions: list[Emission] = []
@@ -175,8 +179,8 @@ class Scheduler:
     # --- units of work --------------------------------------------------------------------
 
     def _cut_chunk(self, sequence: Sequence, beside: int | None) -> PrefillChunk:
-        size = self.pacer.chunk_tokens(sequence.chunk_left, beside)
-        past, stop = sequence.computed, sequence.computed + size
+        past = sequence.computed
+        stop = past + self.pacer.chunk_tokens(past, sequence.chunk_stop, beside)
         ids, draw = sequence.tokens[past:stop], stop == len(sequence.tokens)
         return PrefillChunk(self._lanes.take_ops(), sequence, lane_of(sequence), past, ids, draw)
 

@@ -97,9 +97,9 @@ class Sequence:
         return self.span < len(self.spans) and not self.spans[self.span].by_step
 
     @property
-    def chunk_left(self) -> int:
-        """Tokens left of the current span."""
-        return self.spans[self.span].stop - self.computed
+    def chunk_stop(self) -> int:
+        """Where the current span ends."""
+        return self.spans[self.span].stop
 
     def waited_s(self, now: float) -> float:
         """Seconds that it has waited in all: for its first token, and while preempted."""

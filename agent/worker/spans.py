@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agent.worker.chunk_grid import is_odd_end, next_end
 from bus.messages.parts import Segment
 
 
@@ -44,7 +45,7 @@ def tokens_by_chunk(spans: Spans, computed: int) -> int:
     return min(computed, spans[0].stop) if spans and not spans[0].by_step else 0
 
 
-def usable(wanted: Spans, found: Spans, tokens: int, *, exact: bool) -> int:
+def usable(wanted: Spans, found: Spans, tokens: int, *, exact: bool, grid: bool = False) -> int:
     """How many leading tokens of found keys and values can stand for those wanted.
 
     What lies behind the last span went by step. What is wanted by step is never taken from a
@@ -56,15 +57,29 @@ def usable(wanted: Spans, found: Spans, tokens: int, *, exact: bool) -> int:
         found: how the other one was.
         tokens: leading tokens that both have.
         exact: whether the bits must be those that the sequence would compute.
+        grid: whether chunks keep to the middles of blocks (`chunk_grid`).
 
     Returns:
         0 to `tokens`.
     """
+    tokens = _alike(wanted, found, tokens, exact)
+    if grid and exact:
+        odd = _odd_ends(wanted) ^ _odd_ends(found)
+        tokens = min([tokens, *(stop - 2 for stop in odd)])
+    return _whole(wanted, tokens, grid)
+
+
+def _alike(wanted: Spans, found: Spans, tokens: int, exact: bool) -> int:
+    """How many leading tokens went as they should."""
     for start, stop, wants_step in _stretches(wanted, tokens):
         for low, high, was_step in _stretches(found, stop):
             if high > start and wants_step != was_step and (wants_step or exact):
-                return _whole(wanted, max(low, start))
-    return _whole(wanted, tokens)
+                return max(low, start)
+    return tokens
+
+
+def _odd_ends(spans: Spans) -> set[int]:
+    return {span.stop for span in spans if not span.by_step and is_odd_end(span.stop)}
 
 
 def _stretches(spans: Spans, tokens: int) -> list[tuple[int, int, bool]]:
@@ -79,7 +94,10 @@ def _stretches(spans: Spans, tokens: int) -> list[tuple[int, int, bool]]:
     return stretches
 
 
-def _whole(wanted: Spans, tokens: int) -> int:
-    """One token less where the cut would leave a chunk of one."""
-    leaves_one = any(not span.by_step and span.stop - tokens == 1 for span in wanted)
-    return max(0, tokens - leaves_one)
+def _whole(wanted: Spans, tokens: int, grid: bool) -> int:
+    """One token less where the cut would leave a single one before a chunk must end."""
+    span = next((span for span in wanted if tokens <= span.stop), None)
+    if span is None or span.by_step or tokens in (0, span.stop):
+        return tokens
+    end = next_end(tokens, span.stop) if grid else span.stop
+    return tokens - (end - tokens == 1)

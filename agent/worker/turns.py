@@ -7,6 +7,8 @@ the busy time, further ones go first.
 
 from __future__ import annotations
 
+from agent.worker.chunk_grid import last_end
+
 #: Chunks are bit-equal to each other from 2 to 128 tokens, and no faster beyond.
 MAX_CHUNK_TOKENS = 128
 #: Shorter chunks cost prefill more than half its speed.
@@ -26,12 +28,16 @@ _NEWEST = 0.25
 class TurnPacer:
     """Owns what is known of speeds. Driven by the scheduler.
 
+    Args:
+        grid: whether chunks keep to the middles of blocks (`chunk_grid`).
+
     Attributes:
         step_s: smoothed seconds of a step; 0 is not yet measured.
         chunk_rate: smoothed tokens/s of chunks; 0 is not yet measured.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, grid: bool = False) -> None:
+        self._grid = grid
         self.step_s = 0.0
         self.chunk_rate = 0.0
         self._chunk_was_last = False
@@ -54,14 +60,16 @@ class TurnPacer:
         self._chunk_was_last = False
         self._chunks_s = self._steps_s = 0.0
 
-    def chunk_tokens(self, left: int, beside: int | None) -> int:
+    def chunk_tokens(self, past: int, stop: int, beside: int | None) -> int:
         """How long the next chunk is.
 
         Args:
-            left: tokens left of the stretch, 1 or more.
+            past: tokens before it.
+            stop: where its stretch ends.
             beside: the best class of those that decode; None when none does.
         """
         size = MAX_CHUNK_TOKENS if beside is None else self._fitting(beside)
+        left = (last_end(past, stop) if self._grid else stop) - past
         size = min(left, size)
         if 0 < left - size < LEAST_SPLIT_TOKENS:
             size -= LEAST_SPLIT_TOKENS - (left - size)

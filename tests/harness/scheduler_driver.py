@@ -2,7 +2,8 @@
 
 What stands for the keys and values of a token are three numbers: the token, whether it went by
 step, and a hash of both over it and all before it. So a lane that was put together wrongly shows,
-down to how its tokens were computed.
+down to how its tokens were computed. With `grid`, the hash also has on which side of the middle of
+a token's block its chunk ended, as with models of large heads.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from agent.worker.chunk_grid import BLOCK, last_end
 from agent.worker.kv_cache import HostSlab, LaneShape
 from agent.worker.scheduler import Scheduler
+from agent.worker.spans import Spans
 from agent.worker.transfers import Transfers
 from agent.worker.work import DecodeStep, Emission, LaneOp, MoveLane, Outcome, PrefillChunk, Work
 from bus.errors import Internal
@@ -66,8 +69,8 @@ def submit(
     )
 
 
-def _cell(token: int, kind: bool, before: Cells | None) -> Cells:
-    mark = hash((token, kind, int(before[2]) if before is not None else 0))
+def _cell(token: int, kind: bool, side: bool, before: Cells | None) -> Cells:
+    mark = hash((token, kind, side, int(before[2]) if before is not None else 0))
     return np.array([token, kind, mark % (1 << _MARK_BITS)], np.int64)
 
 
@@ -104,6 +107,7 @@ class Driver:
     chunk_rate: float = 0.0
     step_s: float = 0.0
     telling: bool = False
+    grid: bool = False
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(
@@ -112,6 +116,7 @@ class Driver:
             vocab=5000,
             token_bytes=TOKEN_BYTES,
             host_kv_bytes=self.host_bytes,
+            chunk_grid=self.grid,
         )
         shape = LaneShape(1, self.window, _FACTS, np.dtype(np.int64))
         self.slab = HostSlab(1, self.lanes, shape)
@@ -184,9 +189,14 @@ class Driver:
             self.scheduler.lose(op)
         return not lost
 
-    def _feed(self, lane: int, position: int, token: int, kind: bool) -> None:
+    def _feed(self, lane: int, position: int, token: int, kind: bool, end: int) -> None:
         cells: Cells = self.slab.arrays[0][lane, 0]
-        cells[position] = _cell(token, kind, cells[position - 1] if position else None)
+        before = cells[position - 1] if position else None
+        cells[position] = _cell(token, kind, self._side(position, end), before)
+
+    def _side(self, position: int, end: int) -> bool:
+        """Whether a chunk ends behind the middle of a position's block."""
+        return self.grid and end > position // BLOCK * BLOCK + BLOCK // 2
 
     def _run_chunk(self, chunk: PrefillChunk) -> None:
         self.kinds.append("chunk")
@@ -194,7 +204,7 @@ class Driver:
         self.chunks.append((generation, chunk.past, len(chunk.ids)))
         self._check_lane(generation, chunk.lane, chunk.past)
         for position, token in enumerate(chunk.ids, chunk.past):
-            self._feed(chunk.lane, position, token, CHUNK)
+            self._feed(chunk.lane, position, token, CHUNK, chunk.past + len(chunk.ids))
         elapsed_s = self._pass(len(chunk.ids) / self.chunk_rate if self.chunk_rate else 0.0)
         drawn = self._draw(generation) if chunk.draw else None
         self.scheduler.commit_chunk(chunk, drawn, now=self.now, elapsed_s=elapsed_s)
@@ -206,7 +216,7 @@ class Driver:
             if sequence is not None:
                 self._check_lane(int(sequence.generation), row, step.lengths[row] - 1)
         for lane, (token, length) in enumerate(zip(step.ids, step.lengths, strict=True)):
-            self._feed(lane, length - 1, token, STEP)
+            self._feed(lane, length - 1, token, STEP, 0)
         elapsed_s = self._pass(self.step_s)
         drawing = [s for row in step.drawing if (s := step.rows[row])]
         drawn = [self._draw(int(sequence.generation)) for sequence in drawing]
@@ -228,11 +238,28 @@ class Driver:
         found = self.expected.setdefault(generation, np.zeros((0, _FACTS), np.int64))
         rows = list(found)
         for position in range(len(rows), length):
-            kind = next((s.by_step for s in sequence.spans if position < s.stop), STEP)
-            rows.append(_cell(sequence.tokens[position], kind, rows[-1] if rows else None))
+            end = self._end_of_chunk(sequence.spans, position)
+            before = rows[-1] if rows else None
+            side = self._side(position, end)
+            rows.append(_cell(sequence.tokens[position], not end, side, before))
         if len(rows) > len(found):
             found = self.expected[generation] = np.array(rows)
         return found[:length]
+
+    @staticmethod
+    def _end_of_chunk(spans: Spans, position: int) -> int:
+        """Where the chunk of a token ends when chunks are as long as they may be; 0 for a step."""
+        past = 0
+        for span in spans:
+            if position >= span.stop:
+                past = span.stop
+            elif span.by_step:
+                return 0
+            else:
+                while (end := last_end(past, span.stop)) <= position:
+                    past = end
+                return end
+        return 0
 
     # --- what comes of it -----------------------------------------------------------------
 

@@ -109,7 +109,7 @@ class Script:
 
 
 @lru_cache
-def play(seed: int, *, host_tokens: int, faults: bool = False) -> Script:
+def play(seed: int, *, host_tokens: int, faults: bool = False, grid: bool = False) -> Script:
     random = Random(seed)
     driver = Driver(
         lanes=random.choice((1, 3, 5)),
@@ -118,6 +118,7 @@ def play(seed: int, *, host_tokens: int, faults: bool = False) -> Script:
         chunk_rate=random.choice((400.0, 20_000.0)),
         step_s=random.choice((0.001, 0.04)),
         telling=True,
+        grid=grid,
     )
     script = Script(random, driver)
     while len(script.made) < GENERATIONS:
@@ -172,6 +173,13 @@ def test_so_it_does_without_host_memory(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_so_it_does_when_copies_fail(seed: int) -> None:
     check_answers(play(seed, host_tokens=2000, faults=True))
+
+
+@pytest.mark.parametrize("seed", range(100, 100 + SEEDS))
+def test_so_it_does_when_chunks_must_keep_to_the_middles_of_blocks(seed: int) -> None:
+    script = play(seed, host_tokens=3000, grid=True)
+    check_answers(script)
+    assert script.driver.scheduler.cached_tokens > BLOCK_TOKENS
 
 
 def test_the_scripts_reach_what_they_are_for() -> None:

@@ -30,14 +30,14 @@ def paced(*, step_s: float, chunk_rate: float) -> TurnPacer:
 def test_a_chunk_is_what_fits_into_the_turn(
     step_s: float, rate: float, beside: int | None, tokens: int
 ) -> None:
-    assert paced(step_s=step_s, chunk_rate=rate).chunk_tokens(500, beside) == tokens
+    assert paced(step_s=step_s, chunk_rate=rate).chunk_tokens(0, 500, beside) == tokens
 
 
 def test_no_single_token_is_left() -> None:
     pacer = paced(step_s=0.04, chunk_rate=400.0)
-    assert pacer.chunk_tokens(17, 0) == 15
-    assert pacer.chunk_tokens(18, 0) == 16
-    assert pacer.chunk_tokens(1, 0) == 1
+    assert pacer.chunk_tokens(0, 17, 0) == 15
+    assert pacer.chunk_tokens(0, 18, 0) == 16
+    assert pacer.chunk_tokens(0, 1, 0) == 1
 
 
 def share_of_prefill(pacer: TurnPacer, *, step_s: float, chunk_s: float) -> float:
