@@ -6,7 +6,7 @@ import itertools
 from functools import partial
 from typing import TYPE_CHECKING
 
-from agent.actions import SendToWorker
+from agent.actions import Action, FindModel, RememberModel, SendToWorker, StartWorker, StopWorker
 from agent.core import AgentCore
 from bus.acceptor import Acceptor
 from bus.agent_records import SendToHead
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 #: A repeated command comes again within this.
 REPEAT_S = 1.0
+#: A worker that is stopped is gone after this.
+STOP_S = 0.05
 
 
 class NodeHost(Process):
@@ -56,6 +58,8 @@ class NodeHost(Process):
         self.end: Dialer | Listener | None = None
         self.worker: MadeUpWorker | None = None
         self.worker_paused = False
+        #: What it has on disk: whether it serves the model when it is started.
+        self.serves = True
         self.window = WINDOW
         self.load_s = 0.0
         #: What its workers answer to a prompt: so many tokens.
@@ -99,7 +103,8 @@ class NodeHost(Process):
         self.boot += 1
         if self.files is not None:
             self.files.restart()
-        core = AgentCore(NodeIdentity(self.name), self.boot, [MODEL], files=self.files)
+        models = [MODEL] if self.serves else []
+        core = AgentCore(NodeIdentity(self.name), self.boot, models, files=self.files)
         self.core = core
         self._head = None
         identity = LinkIdentity(
@@ -113,7 +118,8 @@ class NodeHost(Process):
         )
         self.end = self._listener(identity) if self.listens else self._dialer(identity)
         self.fleet.watch.node_started(self)
-        self._start_worker()
+        if self.serves:
+            self._start_worker()
         if isinstance(self.end, Dialer):
             self.end.open()
         self.turn()
@@ -182,7 +188,8 @@ class NodeHost(Process):
 
     def _respawn(self, core: AgentCore) -> None:
         def respawn() -> None:
-            if self.core is core and self.worker is None:
+            is_served = bool(core.local_models())
+            if self.core is core and self.worker is None and is_served:
                 self._start_worker()
 
         self.post(respawn)
@@ -207,6 +214,21 @@ class NodeHost(Process):
             self.fleet.after(self.load_s, lambda: self.post(lambda: self._ready(made)))
         else:
             self._ready(made)
+
+    def _stop_worker(self, core: AgentCore) -> None:
+        """The model was unloaded: its worker ends, and none follows it."""
+        made, self.worker = self.worker, None
+        self.fleet.watch.worker_stopped(self)
+        if made is None:
+            core.worker_stopped(MODEL, self.now())
+            return
+
+        def gone() -> None:
+            if self.core is core:
+                core.worker_exited(MODEL, made.incarnation, -15, None, self.now())
+                core.worker_stopped(MODEL, self.now())
+
+        self.fleet.after(STOP_S, lambda: self.post(gone))
 
     def _ready(self, made: MadeUpWorker) -> None:
         if self.worker is made:
@@ -296,12 +318,27 @@ class NodeHost(Process):
                 if isinstance(action, SendToHead):
                     if self._head is not None:
                         end.send(self._head, action.message)
-                elif isinstance(action, SendToWorker) and self.worker is not None:
+                elif not isinstance(action, SendToWorker):
+                    self._act_on_model(core, action)
+                elif self.worker is not None:
                     made = self.worker
                     if type(action.message).__name__ == "Submit":
                         self.fleet.watch.submitted(self, action.message)  # type: ignore[arg-type]
                     for message in made.receive(action.message, self.fleet.now):
                         self._from_worker(made, message)
+
+    def _act_on_model(self, core: AgentCore, action: Action) -> None:
+        match action:
+            case FindModel(command=command, model=model):
+                core.model_found(command, model, 0, self.now())
+            case StartWorker():
+                self._start_worker()
+            case StopWorker():
+                self._stop_worker(core)
+            case RememberModel(served=served):
+                self.serves = served
+                if not served:
+                    self.fleet.watch.model_withdrawn(self)
 
     def due(self) -> float | None:
         if self.core is None or self.end is None:

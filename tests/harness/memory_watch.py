@@ -70,6 +70,12 @@ class Observer:
     def worker_died(self, node: NodeHost, running: list[GenerationId]) -> None:
         """A worker is gone, and what it ran."""
 
+    def model_withdrawn(self, node: NodeHost) -> None:
+        """A node begins nothing with its model any more: it is being unloaded."""
+
+    def worker_stopped(self, node: NodeHost) -> None:
+        """A worker was ended because its model was unloaded."""
+
     def submitted(self, node: NodeHost, submit: worker.Submit) -> None:
         """A worker was given a generation to run."""
 

@@ -18,6 +18,8 @@ PAUSED_S = (0.3, 1.5, 4.0, 9.0, 16.0)
 BLOCKED_S = (0.1, 0.4, 2.0, 5.0, 12.0, 20.0)
 RESPAWN_S = (0.1, 0.5, 2.0)
 SLOW_S = (0.2, 0.6, 2.0)
+UNLOADED_S = (0.2, 1.0, 4.0, 9.0)
+GRACES_S = (0.0, 0.0, 0.5, 2.0, 8.0)
 #: How often a crash waits for a commit to be under way, and how long.
 COMMIT_LOOKS = 200
 COMMIT_LOOK_S = 0.002
@@ -72,6 +74,7 @@ class Faults:
             node.worker_paused = False
             if not node.alive:
                 node.start()
+        self._world.operator.load_all()
         self._world.oracle.look_at_service()
 
     def _later(self, choices: tuple[float, ...], action: Callable[[], None]) -> None:
@@ -110,6 +113,10 @@ class Faults:
             self._crash_head(node)
         elif looks:
             self._fleet.after(COMMIT_LOOK_S, lambda: self._crash_in_commit(node, looks - 1))
+
+    def _unload(self, node: NodeHost) -> None:
+        self._world.operator.unload(node, self._rng.choice(GRACES_S))
+        self._later(UNLOADED_S, lambda: self._world.operator.load(node.name))
 
     # --- cables -------------------------------------------------------------------------------
 

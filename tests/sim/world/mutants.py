@@ -401,4 +401,21 @@ DEATHS = (
     ),
 )
 
-MUTANTS = LINKS + COMMITS + EPOCHS + EVENTS + SESSIONS + DEATHS
+MODELS = (
+    Mutant(
+        name="unload_is_blamed_like_a_death",
+        target="bus.agent_session:AgentSession.model_gone",
+        find="NO_WORKER",
+        replace="WorkerIncarnation(1)",
+        profiles=("loading",),
+    ),
+    Mutant(
+        name="unload_says_nothing_of_what_ran",
+        target="bus.agent_session:AgentSession.model_gone",
+        find="self._lose(found, NO_WORKER, reason, is_over=False)",
+        replace="self._give_up(found, is_over=False)",
+        profiles=("loading",),
+    ),
+)
+
+MUTANTS = LINKS + COMMITS + EPOCHS + EVENTS + SESSIONS + DEATHS + MODELS

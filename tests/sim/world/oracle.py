@@ -153,6 +153,16 @@ class Oracle(Observer):
         self.nodes.worker_died(node.name, running)
         self.look_at_service()
 
+    def model_withdrawn(self, node: NodeHost) -> None:
+        self.record.node(node.name).worker_is_ready = False
+        self.look_at_service()
+
+    def worker_stopped(self, node: NodeHost) -> None:
+        # No death: what ran there was given up before, and is to be blamed for nothing.
+        facts = self.record.node(node.name)
+        facts.worker_is_ready, facts.worker = False, 0
+        self.look_at_service()
+
     def submitted(self, node: NodeHost, submit: Submit) -> None:
         self.nodes.submitted(node, submit, self._now)
 

@@ -117,6 +117,15 @@ PROFILES = (
         faulty_s=(8.0, 14.0),
     ),
     Profile(
+        name="loading",
+        tokens=(5, 40),
+        sessions=0.3,
+        faults={"unload": 9, "crash_worker": 1, "crash_node": 1, "crash_head": 1, "cut": 2}
+        | {"partition": 1, "pause_node": 1},
+        fault_every_s=(1.0, 2.0),
+        faulty_s=(12.0, 20.0),
+    ),
+    Profile(
         name="everything",
         nodes=(2, 5),
         faults=CRASHES | CABLES | PAUSES | {"slow_disk": 2},

@@ -20,6 +20,7 @@ from tests.sim.world.callers import Caller
 from tests.sim.world.clients import Clients
 from tests.sim.world.conversations import Conversation, served
 from tests.sim.world.faults import RESPAWN_S, Faults
+from tests.sim.world.operator import Operator
 from tests.sim.world.oracle import Oracle
 from tests.sim.world.profiles import Profile, choose
 from tests.sim.world.record import Plan, Record, Violation, drawn_sampling
@@ -93,6 +94,8 @@ class World:
         )
         self.callers = Clients(self)
         self.oracle.callers = self.callers
+        self.operator = Operator(self)
+        self.callers.add(self.operator)
         self.conversations: list[Conversation] = []
         self._set_up_fleet()
         self.faults = Faults(self, profile)
@@ -264,7 +267,8 @@ class World:
     def is_harmed(self, name: str) -> bool:
         """Whether something keeps a node from serving, beside its processes and link."""
         blocked = self.fleet.network.is_blocked(name, "head")
-        return blocked or self.node(name).worker_paused
+        # The head places nothing there from when it was asked to unload.
+        return blocked or self.node(name).worker_paused or name in self.operator.absent
 
     def is_made(self, session: SessionId) -> bool:
         """Whether a session is one that a caller made and has not finished."""

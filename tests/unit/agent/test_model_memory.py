@@ -6,6 +6,7 @@ from agent.config import WorkerSection
 from agent.model_commands import human_bytes
 from agent.model_loader import known_needs
 from agent.model_memory import memory_budget, needed_bytes
+from agent.models.folder import ModelFolder
 from agent.models.registry import Unusable
 from bus.ids import ModelName
 from tests.harness.models import toy_model_folder
@@ -22,7 +23,10 @@ def test_a_model_takes_its_graph_its_lanes_and_what_is_saved_of_them() -> None:
     small = WorkerSection(lanes=4, kv_bytes=1 << 20, kv_host_bytes=0)
     assert needed_bytes(folder, small) == graph + (1 << 20)
     broken = Unusable(folder.path, "it is broken")
-    models = {ModelName("toy"): folder, ModelName("b"): broken}
+    models: dict[ModelName, ModelFolder | Unusable] = {
+        ModelName("toy"): folder,
+        ModelName("b"): broken,
+    }
     assert known_needs(models, small) == {"toy": graph + (1 << 20)}
 
 

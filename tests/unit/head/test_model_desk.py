@@ -77,7 +77,7 @@ def test_a_load_of_a_model_that_is_ready_says_so(desk: Desk) -> None:
 
 def test_a_refusal_names_its_node_and_keeps_code_and_figures(desk: Desk) -> None:
     desk.op("model.load", node="n1", model=NEW)
-    figures = {"needed_bytes": 9, "free_bytes": 5, "loaded": (TOY,)}
+    figures: dict[str, Any] = {"needed_bytes": 9, "free_bytes": 5, "loaded": (TOY,)}
     error = error_of(desk.answer(code="no_memory", message="too large", **figures))
     assert (error["code"], error["message"]) == ("no_memory", "node n1: too large")
     assert error["details"] == {
