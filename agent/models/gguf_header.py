@@ -78,7 +78,7 @@ class TensorInfo:
 
     Attributes:
         shape: the fastest dimension first, as GGUF has it: `(columns, rows)` of a matrix.
-        type_name: a name of `TYPES`, or `type N` where the number is not in it.
+        type_name: a name of `TYPES`, or the number where it is not in it.
         offset: bytes from the start of the file.
         nbytes: its length; None for a type whose size is not known.
     """
@@ -236,7 +236,7 @@ class _Reader:
             raise _invalid(self._path, f"its tensor {name!r} has no values")
         known = TYPES.get(number)
         if known is None:
-            return TensorInfo(name, shape, f"type {number}", offset, None)
+            return TensorInfo(name, shape, str(number), offset, None)
         if shape[0] % known.values:
             raise _invalid(
                 self._path, f"its tensor {name!r} has rows of {shape[0]}, no whole blocks"

@@ -17,6 +17,8 @@ from head.cli.program import run_model_program
 
 _LOCAL_COLUMNS = ("name", "usable", "architecture", "size_bytes", "window", "reason")
 _FLEET_COLUMNS = ("name", "ready", "nodes", "window_tokens", "lanes_total", "queued")
+#: How the first part of a split file is marked.
+_PART = re.compile(r"-\d{5}-of-\d{5}\Z")
 #: What `check` and `show` print in their tables, in order, where the program told it.
 _CHECK_FACTS = (
     *("path", "usable", "architecture", "name", "size_label", "parameters", "quantization"),
@@ -47,6 +49,11 @@ def import_model(file: Path, name: str, models: Path) -> Path:
     with progress_bars() as report:
         path, _ = run_model_program(arguments, report)
     return path
+
+
+def default_name(file: Path) -> str:
+    """What a model is called when nobody says: the file's name, without the number of a part."""
+    return _PART.sub("", file.stem).lower()
 
 
 def local_models(models: Path) -> list[dict[str, Any]]:
@@ -87,7 +94,7 @@ def model_import(context: CliContext, source: str, name: str | None) -> None:
             raise NotFound(f"there is no file {source}; name a GGUF file or a known model")
         file = pull_model(source)
         name = name or source
-    folder = import_model(file, name or file.stem.lower(), context.state().models)
+    folder = import_model(file, name or default_name(file), context.state().models)
     click.echo(str(folder))
 
 

@@ -14,6 +14,7 @@ from bus.file_lock import FileLock
 from bus.state import StateFolder
 from head.cli import cli
 from head.cli.model_use import serving_agents
+from head.cli.models import default_name
 from tests.harness.gguf_models import SmallModel, write_model
 from tests.harness.models import toy_model_folder
 
@@ -123,3 +124,8 @@ def test_rm_refuses_while_an_agent_serves_it(state: Path) -> None:
     # the status file outlives its agent
     assert serving_agents(StateFolder.find(state), "toy") == []
     assert sfctl(state, "rm", "toy", "--yes").exit_code == 0
+
+
+def test_parts_of_a_split_file_name_the_whole() -> None:
+    assert default_name(Path("Qwen2-7B-Q4_0-00001-of-00003.gguf")) == "qwen2-7b-q4_0"
+    assert default_name(Path("SmolLM2.Q4_1.gguf")) == "smollm2.q4_1"
