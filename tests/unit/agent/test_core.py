@@ -208,6 +208,15 @@ def test_the_status_and_the_heartbeat_carry_the_workers_counters(serving: Node) 
     )
 
 
+def test_the_head_is_told_which_prefixes_a_worker_holds(serving: Node) -> None:
+    digests = (b"a" * 16, b"b" * 16)
+    serving.say(worker.Pong(nonce=1, stats=worker.WorkerStats(), prefixes=digests))
+    serving.say(worker.Pong(nonce=worker.UNASKED, stats=worker.WorkerStats()))
+    assert serving.core.confirm().models[0].prefixes == digests
+    serving.core.worker_exited(TOY, W1, -9, 0.25, 3.0)
+    assert serving.core.confirm().models[0].prefixes == ()
+
+
 @pytest.mark.parametrize(
     ("model", "code"), [(OTHER, "model_not_ready"), (ModelName("none"), "model_not_served")]
 )

@@ -61,3 +61,17 @@ def test_sixteen_tokens_of_one_generation_leave_at_once_with_all_others() -> Non
         generation=GenerationId(2), first_index=8, ids=pack_ids(range(108, 123))
     )
     assert buffer.due_at(0.0) is None
+
+
+def test_records_of_log_probabilities_leave_with_their_tokens() -> None:
+    buffer = OutputBuffer()
+    for index in range(3):
+        record = bytes([index]) * 12
+        buffer.add(Emission(GenerationId(1), index, 100 + index, None, record), 5.0)
+        buffer.add(emission(2, index), 5.0)
+    one, two = buffer.take()
+    assert one.logprobs == bytes([0] * 12 + [1] * 12 + [2] * 12)
+    assert two.logprobs == b""
+    buffer.add(Emission(GenerationId(1), 3, None, END), 6.0)
+    (end,) = buffer.take()
+    assert (end.ids, end.logprobs) == (b"", b"")

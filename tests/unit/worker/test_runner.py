@@ -100,3 +100,19 @@ def test_a_request_with_files_is_refused_by_name_and_others_run(runner: ModelRun
 def test_an_idle_worker_answers_and_says_nothing_else(runner: ModelRunner) -> None:
     ((_, pong),) = MemoryPipe(Ping(nonce=5)).serve(runner)
     assert (pong.nonce, pong.stats.steps, pong.stats.phase) == (5, 0, "idle")
+
+
+def test_a_ping_is_answered_with_the_prefixes_held(runner: ModelRunner) -> None:
+    pipe = MemoryPipe(submit(200, 3))
+    pipe.serve(runner)
+    assert not any(m.prefixes for _, m in pipe.sent if isinstance(m, Pong)), "nobody asked"
+    worker = Worker(pipe, engine := Engine(runner), pipe.clock)
+    engine.submit(submit(200, 3), 0.0)
+    while not engine.idle:
+        engine.turn(0.0)
+    pipe.inbox.append(WORKER.encode(Ping(nonce=5)))
+    worker.run()
+    _, pong = pipe.sent[-1]
+    assert pong.nonce == 5
+    assert [len(digest) for digest in pong.prefixes] == [16]
+    assert pong.stats.kv_host_bytes == 202 * 1024
