@@ -15,6 +15,8 @@ from bus.errors import Invalid
 MAX_POSITIONS = 1 << 18
 #: The largest figure that means something; each must also fit the tensors' shapes.
 _LARGEST = 1 << 24
+#: GroupQueryAttention refuses heads of other lengths when it runs.
+_HEAD_STEP, _LARGEST_HEAD = 16, 1024
 #: Keys of things that change what a model computes and that graphs do not have.
 _NOT_HERE = {
     "expert_count": "a mixture of experts",
@@ -111,8 +113,12 @@ def _head_dim(figures: _Figures, hidden: int, heads: int) -> int:
         raise Invalid("values of another length than keys can not be imported", param="head")
     if figures.whole("rope.dimension_count", head_dim) != head_dim:
         raise Invalid("rotation of a part of a head can not be imported", param="rope")
-    if head_dim % 2:
-        raise Invalid(f"heads of {head_dim} can not be rotated; it must be even", param="head")
+    if head_dim % _HEAD_STEP or head_dim > _LARGEST_HEAD:
+        raise Invalid(
+            f"heads of {head_dim} values can not be imported: ONNX Runtime's attention takes "
+            f"multiples of {_HEAD_STEP} up to {_LARGEST_HEAD}",
+            param="head",
+        )
     return head_dim
 
 
