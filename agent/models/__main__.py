@@ -25,7 +25,7 @@ from agent.models.examine import describe_folder, examine
 from agent.models.folder import ModelFolder
 from agent.models.pull import default_cache, pull
 from agent.models.registry import Unusable, find_model, list_models, remove_model
-from agent.models.sources import SOURCES
+from agent.models.sources import known_names
 from agent.models.writer import check_name
 from bus.errors import Internal, StartError, SuperfluidError
 
@@ -54,18 +54,20 @@ class ProgressLines:
 
 
 def run_pull(arguments: argparse.Namespace) -> Path:
-    """`pull NAME`: gives the GGUF file's path."""
+    """`pull NAME`: gives the path of the GGUF file or the encoder's folder."""
     return pull(arguments.name, arguments.cache, ProgressLines())
 
 
 def run_import(arguments: argparse.Namespace) -> Path:
-    """`import FILE`: gives the model folder's path."""
+    """`import PATH`: gives the model folder's path."""
     target = arguments.into / check_name(arguments.name)
     try:
+        from agent.models.encoder_importer import import_encoder
         from agent.models.importer import import_gguf
     except ModuleNotFoundError as error:
         raise _missing(error) from error
-    return import_gguf(arguments.file, target, progress=ProgressLines()).path
+    make = import_encoder if arguments.file.is_dir() else import_gguf
+    return make(arguments.file, target, progress=ProgressLines()).path
 
 
 def run_export(arguments: argparse.Namespace) -> Path:
@@ -137,12 +139,12 @@ def _missing(error: ModuleNotFoundError) -> StartError:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -P -m agent.models", description=__doc__)
     commands = parser.add_subparsers(required=True)
-    add = commands.add_parser("pull", help=f"get a known model's GGUF file: {', '.join(SOURCES)}")
+    add = commands.add_parser("pull", help=f"get a known model's files: {', '.join(known_names())}")
     add.add_argument("name")
     add.add_argument("--cache", type=Path, default=default_cache())
     add.set_defaults(run=run_pull)
-    add = commands.add_parser("import", help="make a model folder from a GGUF file")
-    add.add_argument("file", type=Path)
+    add = commands.add_parser("import", help="make a model folder")
+    add.add_argument("file", type=Path, help="a GGUF file, or an encoder's folder of safetensors")
     add.add_argument("--into", type=Path, required=True, help="the folder of models")
     add.add_argument("--name", required=True)
     add.set_defaults(run=run_import)

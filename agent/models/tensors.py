@@ -168,11 +168,13 @@ class GraphBuilder:
         precision: Precision,
         inputs: Sequence[onnx.ValueInfoProto],
         outputs: Sequence[onnx.ValueInfoProto],
+        *,
+        title: str = "decoder",
     ) -> None:
-        """Write the graph of one precision, durably."""
+        """Write the graph of one precision, durably; `title` is its name in the file."""
         graph = helper.make_graph(
             self._nodes[precision],
-            "decoder",
+            title,
             list(inputs),
             list(outputs),
             self._tensors[precision],

@@ -99,6 +99,20 @@ class TextModel:
         ids = self._ids(text, parse_special)
         return self._with_bos(ids) if add_special else ids
 
+    def encode_whole(self, text: str) -> list[int]:
+        """The ids of a text for a model that makes a vector of it.
+
+        With what the tokenizer itself puts around a text (`[CLS]` and `[SEP]`), and neither cut
+        nor padded; control tokens written in the text are text.
+
+        Raises:
+            Invalid: the text is no Unicode text.
+        """
+        _check_unicode(text)
+        self._tokenizer.encode_special_tokens = True
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=True).ids
+        return ids
+
     def encode_rendered(self, text: str, escaper: Escaper, *, add_special: bool) -> list[int]:
         """The ids of a rendered template whose users' texts were escaped.
 

@@ -2,7 +2,8 @@
 
 Two kinds of tokenizers exist among language models. *Byte-level BPE* writes each byte as one
 printable character (GPT-2's table). *SentencePiece* kinds write text as it is, a space as U+2581,
-and a byte that no piece covers as `<0xNN>`. The `decoder` of tokenizer.json says which one it is.
+and a byte that no piece covers as `<0xNN>`. *WordPiece*, of encoders, marks what goes on with a
+word by `##`; all else begins one. The `decoder` of tokenizer.json says which one it is.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def vocabulary_bytes(
         decoder: the `decoder` of tokenizer.json.
 
     Raises:
-        ModelIncomplete: a decoder that is neither of the two kinds.
+        ModelIncomplete: a decoder of another kind.
     """
     to_bytes = _converter(list(_steps(decoder)))
     size = max((*tokens.values(), *added), default=-1) + 1
@@ -68,10 +69,14 @@ def _converter(steps: Sequence[Mapping[str, Any]]) -> Callable[[str], bytes]:
     kinds = {str(step.get("type")) for step in steps}
     if "ByteLevel" in kinds:
         return _byte_level
+    for step in steps:
+        if step.get("type") == "WordPiece":
+            return _word_piece(str(step.get("prefix", "##")))
     if not kinds & {"ByteFallback", "Metaspace", "Replace"}:
         raise ModelIncomplete(
             f"tokenizer.json has the decoder {', '.join(sorted(kinds)) or 'none'}, which does not "
-            "say what a token adds to the text; use a model with a byte-level or SentencePiece one"
+            "say what a token adds to the text; use a model with a byte-level, SentencePiece or "
+            "WordPiece one"
         )
     return _sentence_piece(_replacements(steps), "ByteFallback" in kinds)
 
@@ -82,6 +87,14 @@ def _byte_level(text: str) -> bytes:
     except KeyError:
         # Some vocabularies hold pieces that are no byte characters; they stand for themselves.
         return text.encode()
+
+
+def _word_piece(prefix: str) -> Callable[[str], bytes]:
+    def convert(text: str) -> bytes:
+        goes_on = text.startswith(prefix)
+        return (text.removeprefix(prefix) if goes_on else f" {text}").encode()
+
+    return convert
 
 
 def _replacements(steps: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -113,6 +126,7 @@ def strips_first_space(decoder: object) -> bool:
     return any(
         (step.get("type") == "Strip" and step.get("content") == " " and step.get("start") == 1)
         or (step.get("type") == "Metaspace" and step.get("prepend_scheme", "always") != "never")
+        or step.get("type") == "WordPiece"
         for step in _steps(decoder)
     )
 

@@ -20,11 +20,12 @@ import pytest
 
 import agent.models
 from agent.models.assemble import no_progress
+from agent.models.encoder_importer import import_encoder
 from agent.models.folder import ModelFolder
 from agent.models.graph import EXACT, Numerics
 from agent.models.importer import import_gguf
 from agent.models.pull import pull
-from agent.models.sources import SOURCES
+from agent.models.sources import FOLDER_SOURCES, SOURCES
 from agent.models.toy import write_toy
 from bus.errors import ModelIncomplete, NotFound
 
@@ -82,12 +83,23 @@ def gemma3_gguf() -> Path:
     return _pulled("gemma3-270m")
 
 
+def minilm_folder() -> ModelFolder:
+    """all-MiniLM-L6-v2, an encoder, imported."""
+    return _cached("minilm", lambda target: import_encoder(minilm_source(), target))
+
+
+def minilm_source() -> Path:
+    """The folder of safetensors that it is made of, 91 MB."""
+    return _pulled("minilm")
+
+
 def _pulled(name: str) -> Path:
     try:
         with locked("pull"):
             return pull(name, cache_folder(), no_progress)
     except ModelIncomplete as error:
-        requirement = SOURCES[name].parts[0].requirement
+        folder = FOLDER_SOURCES.get(name)
+        requirement = (folder.part if folder else SOURCES[name].parts[0]).requirement
         if os.environ.get("CI") or "can not be downloaded" not in error.message:
             pytest.fail(f"{requirement}: {error}", pytrace=False)
         pytest.skip(f"{requirement}: {error}")

@@ -65,7 +65,15 @@ def test_the_metaspace_decoder_is_of_the_same_kind() -> None:
     assert found == (b" a",)
 
 
-@pytest.mark.parametrize("decoder", [None, {"type": "WordPiece"}, {"type": "CTC"}])
+def test_word_pieces_begin_a_word_or_go_on_with_one() -> None:
+    decoder = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    found = vocabulary_bytes(
+        {"[CLS]": 0, "play": 1, "##ing": 2, "#": 3}, {0: ("[CLS]", True)}, decoder
+    )
+    assert found == (b"", b" play", b"ing", b" #")
+
+
+@pytest.mark.parametrize("decoder", [None, {"type": "CTC"}])
 def test_another_decoder_is_refused(decoder: object) -> None:
     with pytest.raises(ModelIncomplete, match="does not say what a token adds"):
         vocabulary_bytes({"a": 0}, {}, decoder)
@@ -78,6 +86,7 @@ def test_another_decoder_is_refused(decoder: object) -> None:
         (BYTE_LEVEL, False),
         ({"type": "Metaspace", "prepend_scheme": "first"}, True),
         ({"type": "Metaspace", "prepend_scheme": "never"}, False),
+        ({"type": "WordPiece", "prefix": "##"}, True),
         (None, False),
     ],
 )
