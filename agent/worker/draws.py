@@ -10,10 +10,13 @@ from agent.worker.model_runner import Logits
 from agent.worker.sampler import Drawn, sample
 from agent.worker.sequence import Sequence
 from agent.worker.work import Outcome
-from bus.errors import ConstraintInvalid, SuperfluidError
+from bus.errors import ConstraintInvalid, Internal, SuperfluidError
 from bus.ids import GenerationId, unpack_ids
+from bus.log import EventLog
 from bus.messages.sampling import Constraint
 from bus.messages.worker import Submit
+
+log = EventLog(__name__)
 
 
 class Vocabulary(Protocol):
@@ -119,7 +122,7 @@ class Draws:
             sequences: of each row; the token stands right after those that are known.
         """
         states = [self._states[sequence.generation] for sequence in sequences]
-        drawn = sample(logits, states, [len(sequence.tokens) for sequence in sequences])
+        drawn = _drawn(logits, states, [len(sequence.tokens) for sequence in sequences])
         return [_outcome(one, state) for one, state in zip(drawn, states, strict=True)]
 
     def _try_to_add(
@@ -135,19 +138,35 @@ class Draws:
 
     def _add(self, submit: Submit, grammar: Grammar | None) -> None:
         tokens = unpack_ids(submit.context)
-        state = DrawState(
-            submit.sampling,
-            vocab=self._vocab,
-            eos_ids=self._eos,
-            special_ids=self._special,
-            prompt=tokens[: submit.prompt_tokens],
-            generated=tokens[submit.prompt_tokens :],
-            vocabulary=lambda: self._text.vocabulary,
-            grammar=grammar,
-        )
+        try:
+            state = DrawState(
+                submit.sampling,
+                vocab=self._vocab,
+                eos_ids=self._eos,
+                special_ids=self._special,
+                prompt=tokens[: submit.prompt_tokens],
+                generated=tokens[submit.prompt_tokens :],
+                vocabulary=lambda: self._text.vocabulary,
+                grammar=grammar,
+            )
+        except SuperfluidError:
+            raise
+        except Exception as error:
+            raise _unforeseen(error) from error
         if state.error is not None:
             raise state.error
         self._states[submit.generation] = state
+
+
+def _drawn(logits: Logits, states: list[DrawState], positions: list[int]) -> list[Drawn]:
+    """What `sample` gives; a row with a fault that it does not know of harms no other."""
+    try:
+        return sample(logits, states, positions)
+    except Exception as error:  # noqa: BLE001 - one request's fault is that request's only
+        if len(states) == 1:
+            return [Drawn(None, error=_unforeseen(error))]
+    rows = range(len(states))
+    return [_drawn(logits[row : row + 1], [states[row]], [positions[row]])[0] for row in rows]
 
 
 def _outcome(drawn: Drawn, state: DrawState) -> Outcome:
@@ -157,4 +176,14 @@ def _outcome(drawn: Drawn, state: DrawState) -> Outcome:
         taken = state.take(drawn.token)
     except SuperfluidError as error:
         return Outcome(None, error=error)
+    except Exception as error:  # noqa: BLE001 - one request's fault is that request's only
+        return Outcome(None, error=_unforeseen(error))
     return Outcome(drawn.token, drawn.logprobs, taken.reason, taken.stop)
+
+
+def _unforeseen(error: Exception) -> Internal:
+    log.error("draw_failed", error=repr(error))
+    return Internal(
+        f"drawing a token failed ({type(error).__name__}); the worker's log has more. Leave out "
+        "what is unusual in the sampling parameters"
+    )

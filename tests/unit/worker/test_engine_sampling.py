@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -203,3 +203,56 @@ def test_empty_bias_and_stops_are_fine(runner: ModelRunner, free: list[int]) -> 
         temperature=0.0, ignore_eos=True, bias_ids=PackedIds(b""), biases=(), stop=()
     )
     assert one(runner, rule)[0] == free
+
+
+class BrokenGrammar:
+    """A constraint whose engine fails in a way that nobody foresaw."""
+
+    stopped = False
+    failure = ""
+
+    def __init__(self, fails: str) -> None:
+        self._fails = fails
+
+    def mask(self) -> None:
+        if self._fails == "mask":
+            raise ValueError("no such mask")
+
+    def take(self, token: int) -> None:
+        if self._fails == "take":
+            raise ZeroDivisionError(token)
+
+
+class BrokenGrammars:
+    """Gives each generation a broken one at once."""
+
+    def __init__(self, fails: str) -> None:
+        self._fails = fails
+        self._ready: list[tuple[GenerationId, BrokenGrammar]] = []
+
+    def start(
+        self, generation: GenerationId, constraint: Constraint, generated: Sequence[int]
+    ) -> None:
+        self._ready.append((generation, BrokenGrammar(self._fails)))
+
+    def drop(self, generation: GenerationId) -> None:
+        pass
+
+    def ready(self) -> list[tuple[GenerationId, BrokenGrammar]]:
+        ready, self._ready = self._ready, []
+        return ready
+
+
+@pytest.mark.parametrize("fails", ["mask", "take"])
+def test_an_unforeseen_fault_in_a_draw_ends_that_request_alone(
+    runner: ModelRunner, text: TextModel, free: list[int], fails: str
+) -> None:
+    run = Run(runner)
+    run.engine = Engine(runner, text=text, grammars=BrokenGrammars(fails))
+    run.submit(submit(2, PROMPT, 40))
+    run.turn()
+    run.submit(constrained(1, "x"))
+    finish(run, 1, 2)
+    assert (run.ends[1].reason, run.ends[1].error_code) == ("error", "internal")
+    assert run.ids[1] == []
+    assert run.ids[2] == free
