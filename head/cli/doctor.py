@@ -184,7 +184,7 @@ def _why_no_link(status: AgentStatus) -> str:
 
 def _why_not_served(status: AgentStatus) -> str:
     for model in status.models:
-        if model.phase != "ready":
+        if model.phase not in ("ready", "unloading"):
             return f"{model.name} is {model.phase}" + (
                 f": {model.problem}" if model.problem else ""
             )

@@ -14,6 +14,7 @@ from bus.client import Client
 from bus.errors import ModelIncomplete, NotFound, SuperfluidError, TimedOut
 from head.cli.agents import local_names
 from head.cli.context import CliContext, pass_context
+from head.cli.nodes import model_problem
 from head.cli.output import format_option, note, one_line, print_rows
 
 #: A large model takes minutes to load; streams may be given as long to end.
@@ -47,7 +48,11 @@ def model_load(
         chosen = _chosen(context, client, nodes, everywhere)
         _ask_all(client, "model.load", chosen, name)
         rows = _await(context, client, chosen, name, "" if no_wait else "ready")
+        listed = [model for model in client.models() if model["name"] == name]
     print_rows(rows, _COLUMNS, form)
+    for model in listed:
+        if model["nodes"] and not model["ready"]:
+            note(model_problem(model, context.command))
 
 
 @click.command("unload")

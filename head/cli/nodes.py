@@ -72,11 +72,12 @@ def problems(status: Mapping[str, Any], command: Command = "sfctl {}".format) ->
     ]
     if not models:
         found.append(f"there is no model; get one with: {command('model import smollm2')}")
-    found += [_not_ready(model, command) for model in models if not model["ready"]]
+    found += [model_problem(model, command) for model in models if not model["ready"]]
     return found
 
 
-def _not_ready(model: Mapping[str, Any], command: Command) -> str:
+def model_problem(model: Mapping[str, Any], command: Command) -> str:
+    """Why a model that is not ready is not, and what helps."""
     name = model["name"]
     if model.get("nodes") and model.get("head_folder") is None:
         return (
@@ -223,7 +224,11 @@ def _agent(process: ServiceProcess, status: AgentStatus | None) -> dict[str, Any
     if status is None:
         problem = f"it is {process.state.lower()}"
         return {"name": process.name, "linked": False, "models": [], "problem": problem}
-    faults = [f"{m.name}: {m.problem or m.phase}" for m in status.models if m.phase != "ready"]
+    faults = [
+        f"{m.name}: {m.problem or m.phase}"
+        for m in status.models
+        if m.phase not in ("ready", "unloading")
+    ]
     if not status.link.up:
         faults.insert(0, status.link.reason or "not linked yet")
     return {

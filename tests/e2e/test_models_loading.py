@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from agent.config import default_identity
+from agent.config import default_identity, share_threads
+from agent.load import usable_cores
 from bench.cluster import Cluster
 from bus.call import Call, Placed
 from bus.client_session import OtherEvent
@@ -148,6 +150,23 @@ def test_a_restarted_node_serves_what_it_served() -> None:
         assert made.client.generate("toy2", PROMPT, max_new=3).result().finish == "length"
         again = made.run("model", "unload", "toy", "node-1")
         assert again.returncode == 0, "an unload of what is not served is done"
+
+
+def test_cores_are_divided_at_a_workers_start_and_one_that_runs_keeps_its_own() -> None:
+    def threads(pid: int) -> int:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return int(words[words.index(b"--threads") + 1])
+
+    with TwoModels(1, SUPERFLUID_WORKER_THREADS="0") as made:
+        alone, shared = share_threads(0, usable_cores(), 1), share_threads(0, usable_cores(), 2)
+        (first,) = made.workers("node-1")
+        assert threads(first) == alone
+        made.sfctl("model", "load", "toy2", "node-1")
+        (second,) = set(made.workers("node-1")) - {first}
+        assert [threads(first), threads(second)] == [alone, shared]
+        os.kill(first, signal.SIGKILL)
+        wait_for(lambda: len(set(made.workers("node-1")) - {first}) == 2, "it is started again")
+        assert [threads(pid) for pid in made.workers("node-1")] == [shared, shared]
 
 
 def test_a_model_that_does_not_fit_is_refused_and_fits_once_another_is_gone() -> None:

@@ -110,3 +110,14 @@ def test_figures_of_a_node_that_is_gone_are_not_shown(state: str) -> None:
     row = node_row(_node("n1", state, models=[LIVE], generations=1), {})
     assert row["models"] == ["toy"]
     assert [row.get(name) for name in ("lanes", "tokens/s", "generations")] == [None, None, None]
+
+
+def test_a_model_that_was_unloaded_everywhere_can_be_loaded_again() -> None:
+    model = {"name": "toy", "ready": False, "nodes": [], "on": [], "head_folder": "/m/toy"}
+    assert problems({"nodes": [{"identity": "n1", "state": "up"}], "models": [model]}) == [
+        "no node serves model toy; have one that has it do so: sfctl model load toy NODE"
+    ]
+    loading = model | {"on": [{"node": "n1", "phase": "loading", "problem": ""}]}
+    assert problems({"nodes": [{"identity": "n1", "state": "up"}], "models": [loading]}) == [
+        "model toy is not ready on any node"
+    ]
