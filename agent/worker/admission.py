@@ -44,6 +44,8 @@ class Admission:
         self._reuse = reuse
         #: The best class of those that wait for what a sequence in a lane computes.
         self._served: dict[GenerationId, int] = {}
+        #: Sequences of this class and below find none that leaves its lane to them, now.
+        self._vain = LOWEST_CLASS + 1
 
     def add(self, sequence: Sequence, now: float) -> None:
         """A sequence waits."""
@@ -73,6 +75,7 @@ class Admission:
             return
         prefilling = self._lanes.running(chunk=True)
         first = min((rank(s, now) for s in prefilling), default=None)
+        self._vain = LOWEST_CLASS + 1
         passed_over = 0
         for mine, sequence in sorted((rank(s, now), s) for s in startable):
             behind = sequence.wants_chunk and first is not None and mine > first
@@ -97,8 +100,11 @@ class Admission:
         """Give a sequence a lane that none of those passed over needs; False when it can not be."""
         leaving = None
         if self._lanes.free <= passed_over:
-            leaving = None if self._lanes.free else victim(sequence, self._lanes, now)
+            if self._lanes.free or sequence.qos >= self._vain:
+                return False
+            leaving = victim(sequence, self._lanes, now)
             if leaving is None:
+                self._vain = sequence.qos
                 return False
         source = None
         if not sequence.computed:
