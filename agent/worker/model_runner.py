@@ -3,6 +3,10 @@
 Two bindings, one for chunks and one for steps, so that going from one to the other binds nothing
 again. All inputs and outputs stand in arrays made once, bound by address: a step of the width of
 the last one only writes the arrays and runs.
+
+On CPU there are two sessions over one slab, whose threads spin between operators or sleep; their
+bits are the same. ONNX Runtime fixes that when it makes a session, and which is the faster one
+changes with what else runs on the machine (`spinning`).
 """
 
 from __future__ import annotations
@@ -27,11 +31,18 @@ from agent.worker.kv_cache import (
     lane_tokens,
 )
 from agent.worker.numerics import numerics_id
+from agent.worker.prepacked import open_prepacked
 from agent.worker.provider import Target, check_provider, choose_target, preload_cuda
+from agent.worker.sessions import SessionOptions, open_session
+from agent.worker.spinning import SpinPolicy
 from agent.worker.turns import MAX_CHUNK_TOKENS
 from bus.errors import Internal, ModelIncomplete
 
 Logits = npt.NDArray[np.float32]
+
+#: A larger model is opened only once, without spinning: the weights that ONNX Runtime packs anew
+#: are in memory once for each session.
+TWO_SESSIONS_BYTES = 1 << 30
 
 
 class ModelRunner:
@@ -43,6 +54,8 @@ class ModelRunner:
         lanes: rows of the slab.
         kv_bytes: budget of the slab.
         threads: of the session; 0 takes all processors that this process may use.
+        spin: whether they stay awake between operators; None is as the machine's load allows.
+        prepack: whether weights are mapped from a copy beside the model, which all processes share.
 
     Raises:
         StartError: no such device, or the graph can not be loaded (ModelIncomplete).
@@ -57,6 +70,8 @@ class ModelRunner:
         lanes: int = DEFAULT_LANES,
         kv_bytes: int = DEFAULT_KV_BYTES,
         threads: int = 0,
+        spin: bool | None = None,
+        prepack: bool = False,
     ) -> None:
         self.folder = folder
         self.target = choose_target(folder, device)
@@ -74,16 +89,20 @@ class ModelRunner:
             figures.head_dim,
             np.dtype(np.float16 if float16 else np.float32),
         )
-        self.session = _open_session(folder, self.target, threads or usable_processors())
+        threads = threads or usable_processors()
+        opener = _Opener(folder, self.target, threads, prepack=prepack)
+        self.session = opener.open(spin=bool(spin))
         self.slab = _make_slab(self.target, 2 * figures.layers, lanes, lane)
         self.numerics = numerics_id(folder, self.target, lane)
-        self._chunk = _Binding(self.session, self.slab, figures.vocab, 1, MAX_CHUNK_TOKENS)
-        self._step = _Binding(self.session, self.slab, figures.vocab, lanes, 1)
-
-    @property
-    def run_s(self) -> float:
-        """Seconds inside ONNX Runtime so far."""
-        return self._chunk.run_s + self._step.run_s
+        self._calm = _Way(self.session, self.slab, figures.vocab)
+        self._awake: _Way | None = None
+        self._policy = SpinPolicy(threads)
+        small = folder.size_bytes <= TWO_SESSIONS_BYTES or opener.prepack
+        if spin is None and small and threads > 1 and self.target.gpu is None:
+            awake = opener.open(spin=True)
+            self._awake = _Way(awake, self.slab, figures.vocab)
+        #: Seconds inside ONNX Runtime so far.
+        self.run_s = 0.0
 
     @property
     def window(self) -> int:
@@ -113,10 +132,11 @@ class ModelRunner:
             Internal: ONNX Runtime failed.
         """
         count = len(ids)
-        self._chunk.bind_rows(lane, 1, count)
-        self._chunk.ids[0, :count] = ids
-        self._chunk.rows[0] = count - 1
-        return self._chunk.run([past + count])
+        binding = self._way().chunk
+        binding.bind_rows(lane, 1, count)
+        binding.ids[0, :count] = ids
+        binding.rows[0] = count - 1
+        return self._run(binding, [past + count])
 
     def decode(self, ids: Sequence[int], lengths: Sequence[int]) -> Logits:
         """Feed one token to each of lanes 0 to B-1.
@@ -131,13 +151,35 @@ class ModelRunner:
         Raises:
             Internal: ONNX Runtime failed.
         """
-        self._step.bind_rows(0, len(ids), 1)
-        self._step.ids[: len(ids), 0] = ids
-        return self._step.run(lengths)
+        binding = self._way().step
+        binding.bind_rows(0, len(ids), 1)
+        binding.ids[: len(ids), 0] = ids
+        return self._run(binding, lengths)
 
     def copy_lane(self, src: int, dst: int, tokens: int) -> None:
         """Make the first `tokens` tokens of lane `dst` those of `src`."""
         self.slab.copy_lane(src, dst, tokens)
+
+    def _way(self) -> _Way:
+        """The session whose turn it is, with its bindings."""
+        return self._awake if self._awake is not None and self._policy.spinning else self._calm
+
+    def _run(self, binding: _Binding, lengths: Sequence[int]) -> Logits:
+        wall, cpu = time.perf_counter(), time.process_time()
+        try:
+            return binding.run(lengths)
+        finally:
+            wall_s = time.perf_counter() - wall
+            self._policy.note(wall_s, time.process_time() - cpu)
+            self.run_s += wall_s
+
+
+class _Way:
+    """A session, and its bindings for chunks and for steps over a slab."""
+
+    def __init__(self, session: onnxruntime.InferenceSession, slab: KvSlab, vocab: int) -> None:
+        self.chunk = _Binding(session, slab, vocab, 1, MAX_CHUNK_TOKENS)
+        self.step = _Binding(session, slab, vocab, slab.lanes, 1)
 
 
 class _Binding:
@@ -165,7 +207,6 @@ class _Binding:
         self._longest = np.zeros((), np.int32)
         self._logits = np.empty((batch, vocab), np.float32)
         self._inputs: list[tuple[str, npt.NDArray[Any]]] = []
-        self.run_s = 0.0
 
     def bind_rows(self, lane: int, batch: int, length: int) -> None:
         """Bind lanes `lane` to `lane + batch - 1` and `length` tokens of each, if not bound yet."""
@@ -195,13 +236,10 @@ class _Binding:
         if self._slab.device != "cpu":
             # Binding is what copies to the device.
             self._bind_inputs()
-        start = time.perf_counter()
         try:
             self._session.run_with_iobinding(self._binding)
         except Exception as error:  # its errors share no narrower base
             raise Internal(f"ONNX Runtime failed in a run: {error}") from error
-        finally:
-            self.run_s += time.perf_counter() - start
         return self._logits[:batch]
 
     def _bind_inputs(self) -> None:
@@ -224,30 +262,52 @@ def usable_processors() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _open_session(
-    folder: ModelFolder, target: Target, threads: int
-) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    # A thread that spins takes its processor from neighbours: with two of them, a third of the
-    # speed and less was left.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if target.gpu:
-        preload_cuda()
-    try:
-        session = onnxruntime.InferenceSession(
-            str(target.graph), options, providers=list(target.providers)
+class _Opener:
+    """Opens a folder's sessions.
+
+    Attributes:
+        prepack: whether weights come from a copy that all processes share.
+    """
+
+    def __init__(self, folder: ModelFolder, target: Target, threads: int, *, prepack: bool) -> None:
+        self._folder = folder
+        self._target = target
+        self._threads = threads
+        # On a GPU weights are in its memory.
+        self.prepack = prepack and target.gpu is None
+        if target.gpu:
+            preload_cuda()
+
+    def open(self, *, spin: bool) -> onnxruntime.InferenceSession:
+        """A session whose threads spin or not."""
+        session = self._prepacked(spin) if self.prepack else None
+        if session is None:
+            self.prepack = False
+            session = self._plain(spin)
+        check_provider(session, self._target)
+        return session
+
+    def _prepacked(self, spin: bool) -> onnxruntime.InferenceSession | None:
+        target = self._target
+        options = SessionOptions(threads=self._threads, spin=spin, optimized=True)
+        return open_prepacked(
+            self._folder,
+            target.graph,
+            target.providers[0],
+            lambda copy: open_session(copy, target.providers, options),
         )
-    except Exception as error:  # its errors share no narrower base
-        raise ModelIncomplete(
-            f"model {folder.name} can not be loaded: {error}; make it again with "
-            f"`sfctl model import FILE.gguf --name {folder.name}`",
-            param="model",
-        ) from error
-    check_provider(session, target)
-    return session
+
+    def _plain(self, spin: bool) -> onnxruntime.InferenceSession:
+        options = SessionOptions(threads=self._threads, spin=spin)
+        try:
+            return open_session(self._target.graph, self._target.providers, options)
+        except Exception as error:  # its errors share no narrower base
+            name = self._folder.name
+            raise ModelIncomplete(
+                f"model {name} can not be loaded: {error}; make it again with "
+                f"`sfctl model import FILE.gguf --name {name}`",
+                param="model",
+            ) from error
 
 
 def _make_slab(target: Target, layer_parts: int, lanes: int, lane: LaneShape) -> KvSlab:
