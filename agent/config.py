@@ -60,9 +60,11 @@ class WorkerSection:
     """Every worker process.
 
     0 threads means the usable cores divided over this host's workers; a limit of 0 is none.
-    `kv_host_bytes` 0 saves no prefixes and lets no request take another's lane. `memory_bytes` is
-    what all models of the node may take together, where one is loaded while it runs; 0 is 80% of
-    what the host has free at the agent's start, divided over this host's agents.
+    `prepack` keeps a copy of a model's weights beside it as they are computed with, which this
+    host's workers of it share. `kv_host_bytes` 0 saves no prefixes and lets no request take
+    another's lane. `memory_bytes` is what all models of the node may take together, where one is
+    loaded while it runs; 0 is 80% of what the host has free at the agent's start, divided over
+    this host's agents.
     """
 
     device: Annotated[str, OneOf(frozenset({"auto", "cuda", "cpu"}))] = "auto"
@@ -70,6 +72,7 @@ class WorkerSection:
     kv_bytes: Annotated[int, Range(1 << 20, 1 << 50)] = 1 << 30
     kv_host_bytes: Annotated[int, Range(0, 1 << 50)] = 512 << 20
     threads: Annotated[int, Range(0, 1024)] = 0
+    prepack: bool = True
     memory_bytes: Annotated[int, Range(0, 1 << 50)] = 0
     ping_interval_s: Interval = 5.0
     load_limit_s: Seconds = 1800.0

@@ -135,6 +135,7 @@ class Workers:
             "--kv-bytes": section.kv_bytes,
             "--kv-host-bytes": section.kv_host_bytes,
             "--threads": self.threads,
+            "--prepack": "on" if section.prepack else "off",
             "--log-level": self._log_level,
         }
         return tuple(str(word) for pair in arguments.items() for word in pair)

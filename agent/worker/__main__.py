@@ -22,6 +22,7 @@ from bus.transport.orphan import die_with_parent
 from bus.transport.pipes import WorkerPipe
 
 if TYPE_CHECKING:
+    from agent.models.folder import ModelFolder
     from agent.worker.engine import Engine
 
 log = EventLog("agent.worker")
@@ -50,21 +51,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(options: argparse.Namespace, pipe: WorkerPipe) -> None:
     # Imported here: whatever is wrong with ONNX Runtime is then told to the agent.
-    from agent.models.folder import ModelFolder
+    from agent.models.folder import ENCODER, ModelFolder
+
+    start = time.perf_counter()
+    folder = ModelFolder.open(options.model_folder)
+    if folder.kind == ENCODER:
+        _serve_encoder(folder, options, pipe, start)
+    else:
+        _serve_decoder(folder, options, pipe, start)
+
+
+def _serve_decoder(
+    folder: ModelFolder, options: argparse.Namespace, pipe: WorkerPipe, start: float
+) -> None:
     from agent.worker.engine import Engine
     from agent.worker.grammar import GrammarBuilder
     from agent.worker.model_runner import ModelRunner
     from agent.worker.runner import Worker
     from bus.text.tokenizer import TextModel
 
-    start = time.perf_counter()
-    folder = ModelFolder.open(options.model_folder)
     runner = ModelRunner(
         folder,
         device=options.device,
         lanes=options.lanes,
         kv_bytes=options.kv_bytes,
         threads=options.threads,
+        prepack=options.prepack == "on",
     )
     runner.self_test()
     load_s = time.perf_counter() - start
@@ -84,11 +96,42 @@ def _serve(options: argparse.Namespace, pipe: WorkerPipe) -> None:
             load_s=load_s,
         )
     )
-    # The agent tells of it, in the same log.
-    log.debug(
-        "worker_ready", model=folder.name, device=runner.target.description, load_s=round(load_s, 3)
-    )
+    _log_ready(folder, runner.target.description, load_s)
     worker.run()
+
+
+def _serve_encoder(
+    folder: ModelFolder, options: argparse.Namespace, pipe: WorkerPipe, start: float
+) -> None:
+    """Options of lanes, caches and devices are for decoders, and mean nothing here."""
+    from agent.worker.encoder import DEVICE, Encoder
+    from agent.worker.encoder_loop import EncoderWorker
+    from bus.text.tokenizer import TextModel
+
+    encoder = Encoder(folder, threads=options.threads)
+    encoder.self_test()
+    load_s = time.perf_counter() - start
+    worker = EncoderWorker(pipe, encoder, now)
+    worker.post(
+        Ready(
+            worker=WorkerIncarnation(options.incarnation),
+            window_tokens=encoder.window,
+            # So that a generation comes here, and is told that there are none.
+            lanes=1,
+            kv_total_tokens=0,
+            numerics=encoder.numerics,
+            tokenizer_digest=TextModel.open(folder.path).digest,
+            device=DEVICE,
+            load_s=load_s,
+        )
+    )
+    _log_ready(folder, DEVICE, load_s)
+    worker.run()
+
+
+def _log_ready(folder: ModelFolder, device: str, load_s: float) -> None:
+    # The agent tells of it, in the same log.
+    log.debug("worker_ready", model=folder.name, device=device, load_s=round(load_s, 3))
 
 
 def _parking(engine: Engine, options: argparse.Namespace) -> Parking | None:
@@ -129,6 +172,12 @@ def _parser() -> argparse.ArgumentParser:
         help="memory for saved prefixes and preempted lanes; 0: neither",
     )
     parser.add_argument("--threads", type=int, default=0, help="0: all that it may use")
+    parser.add_argument(
+        "--prepack",
+        choices=("on", "off"),
+        default="off",
+        help="map weights from a copy beside the model, made when there is none",
+    )
     parser.add_argument("--log-level", default="info")
     parser.add_argument("--park", type=Path, help="folder to park sessions in; none: not at all")
     parser.add_argument("--park-bytes", type=_at_least_one, default=DEFAULT_PARK_BYTES)
