@@ -7,6 +7,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -220,6 +221,32 @@ def test_more_than_it_may_hold_are_refused_as_queue_full(agent: Agent) -> None:
     for generation in range(5, 4 + 4 + EXTRA_WAITING + 2):
         agent.send(submit(generation))
     assert agent.take(Rejected).code == "queue_full"
+
+
+def test_an_interactive_request_takes_a_lane_and_gives_it_back(agent: Agent) -> None:
+    for generation in range(1, 5):
+        agent.send(replace(submit(generation, tokens=1200, prompt=10 * generation), qos=3))
+    for generation in range(1, 5):
+        agent.wait(partial(agent.has_tokens, generation))
+    agent.send(submit(5, tokens=3))
+    assert agent.finish(5).reason == "length"
+    for generation in range(1, 5):
+        assert agent.finish(generation).usage.completion_tokens == 1200
+    assert len(agent.tokens(1)) == 1200, "without gap or repeat"
+    (stats,) = [m.stats for m in agent.messages if isinstance(m, Output)][-1:]
+    assert (stats.preemptions, stats.lanes_used) == (1, 0)
+
+
+def test_a_prompt_that_was_seen_before_is_not_computed_again(agent: Agent) -> None:
+    agent.send(submit(1, prompt=200))
+    agent.finish(1)
+    agent.send(submit(2, prompt=200))
+    assert agent.finish(2).usage.cached_tokens == 198
+    assert agent.tokens(2) == agent.tokens(1)
+    agent.send(Ping(nonce=3))
+    pong = agent.take(Pong, lambda pong: pong.nonce == 3)
+    assert pong.prefixes
+    assert pong.stats.cached_tokens == 198
 
 
 def test_cancel_and_expiry_end_a_generation_early(agent: Agent) -> None:
