@@ -28,6 +28,22 @@ def numerics_id(folder: ModelFolder, target: Target, lane: LaneShape) -> Numeric
         f"accuracy {sorted(folder.numerics.items())}",
         f"kv {lane.dtype.name} {_LAYOUT}",
     ]
+    return _id_of(facts)
+
+
+def encoder_numerics_id(folder: ModelFolder) -> NumericsId:
+    """The same of an encoder's vectors, which are made on CPU."""
+    return _id_of(
+        [
+            f"files {folder.digest}",
+            f"onnxruntime {onnxruntime.__version__}",
+            f"graph {folder.graph.name}",
+            f"hardware {cpu_facts()}",
+        ]
+    )
+
+
+def _id_of(facts: list[str]) -> NumericsId:
     return NumericsId(hashlib.sha256("\n".join(facts).encode()).digest()[:_ID_BYTES].hex())
 
 

@@ -8,24 +8,22 @@ nothing is dropped. While it works the agent hears its counters each second, tok
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from agent.worker.engine import Engine
+from agent.worker.mailbox import SEND_RETRY_S, Mailbox, Pipe
 from agent.worker.output_buffer import OutputBuffer
 from agent.worker.parking import Parking, refuse
-from bus.errors import DecodeError, Invalid, SuperfluidError
+from agent.worker.refusal import embed_failed, refused_run
+from bus.errors import Invalid, SuperfluidError
 from bus.log import EventLog
-from bus.messages.parts import Finish, Usage
 from bus.messages.worker import (
     UNASKED,
-    WORKER,
     Accepted,
     Cancel,
+    Embed,
     Forget,
     Output,
-    OutputRun,
     Park,
     Pause,
     Ping,
@@ -39,8 +37,6 @@ from bus.messages.worker import (
 
 log = EventLog(__name__)
 
-#: How long to wait for a message before sending to a full pipe is tried again.
-SEND_RETRY_S = 0.005
 #: How often to see whether a grammar is built or a file read, when there is nothing else to do.
 POLL_S = 0.005
 #: While there is work, the agent is told of progress at least this often, between two turns.
@@ -50,16 +46,8 @@ NO_FILES = "this model takes no files; leave blobs out, or choose a model that d
 _OF_THE_CONTEXT = frozenset({None, "", "prompt", "prompt_tokens", "segments"})
 
 
-class Pipe(Protocol):
-    """What the loop needs of `bus.transport.pipes.WorkerPipe`."""
-
-    def recv(self, timeout_s: float | None) -> bytes | None: ...
-
-    def send(self, data: bytes) -> bool: ...
-
-
 class Worker:
-    """Drives an engine for an agent. Owns what has not left yet.
+    """Drives an engine for an agent.
 
     Args:
         pipe: to the agent.
@@ -75,12 +63,11 @@ class Worker:
         clock: Callable[[], float],
         parking: Parking | None = None,
     ) -> None:
-        self._pipe = pipe
+        self._mailbox = Mailbox(pipe)
         self._engine = engine
         self._clock = clock
         self._parking = parking
         self._buffer = OutputBuffer()
-        self._outbox: deque[bytes] = deque()
         self._stopped = False
         #: When the agent is to be told the counters if there is work.
         self._report_at = 0.0
@@ -89,16 +76,15 @@ class Worker:
         """Work until the agent says stop."""
         while not self._stopped:
             self._receive(self._wait_s())
-            self._send()
-            if not self._outbox:
+            self._mailbox.send()
+            if not self._mailbox.is_full:
                 self._report()
                 self._turn()
                 self._flush()
 
     def post(self, message: object) -> None:
         """Send a message, or keep it until the pipe takes it."""
-        self._outbox.append(WORKER.encode(message))
-        self._send()
+        self._mailbox.post(message)
 
     def _turn(self) -> None:
         emissions = self._engine.turn(self._clock())
@@ -125,7 +111,7 @@ class Worker:
 
     def _wait_s(self) -> float | None:
         """How long the pipe may be waited on; None is for ever."""
-        if self._outbox:
+        if self._mailbox.is_full:
             return SEND_RETRY_S
         if not self._engine.idle:
             return 0.0
@@ -137,24 +123,17 @@ class Worker:
         return max(0.0, min(times) - now) if times else None
 
     def _receive(self, wait_s: float | None) -> None:
-        data = self._pipe.recv(wait_s)
-        while data is not None and not self._stopped:
-            self._handle(data)
-            data = self._pipe.recv(0.0)
+        for message in self._mailbox.receive(wait_s):
+            self._handle(message)
+            if self._stopped:
+                return
 
-    def _send(self) -> None:
-        while self._outbox and self._pipe.send(self._outbox[0]):
-            self._outbox.popleft()
-
-    def _handle(self, data: bytes) -> None:
-        try:
-            message = WORKER.decode(data)
-        except DecodeError as error:
-            log.error("message_unreadable", error=error)
-            return
+    def _handle(self, message: object) -> None:
         match message:
             case Submit():
                 self._submit(message)
+            case Embed():
+                self._refuse_embed(message)
             case Cancel():
                 self._engine.cancel(message.generation)
             case Pause():
@@ -206,13 +185,14 @@ class Worker:
 
     def _refuse(self, submit: Submit, error: SuperfluidError) -> None:
         """Nowhere: what the request asks for can not be done with this model."""
-        finish = Finish(
-            reason="refused",
-            error_code=error.code,
-            message=error.message,
-            param=error.param or "",
-            usage=Usage(prompt_tokens=submit.prompt_tokens),
-        )
-        run = OutputRun(generation=submit.generation, first_index=0, finish=finish)
         self.post(Accepted(generation=submit.generation))
+        run = refused_run(submit, error)
         self.post(Output(runs=(run,), stats=self._engine.stats()))
+
+    def _refuse_embed(self, embed: Embed) -> None:
+        error = Invalid(
+            f"model {self._engine.runner.folder.name} makes text and no vectors; choose an encoder "
+            "for embeddings, such as minilm",
+            param="model",
+        )
+        self.post(embed_failed(embed.job, error))

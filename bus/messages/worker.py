@@ -4,6 +4,7 @@ The agent sends `Submit`, `Cancel`, `Pause`, `Resume`, `Ping`, `Stop`; the worke
 once, then `Accepted` or `Rejected` for each submit, `Output` for tokens, `Pong` when asked and as
 it works, or `Failed` before it ends by itself. The agent keeps a submit until it is accepted.
 `Park` is answered by `Parked` and `Restore` by `Restored`, in their order; `Forget` by nothing.
+`Embed` is answered by `Embedded` or `EmbedFailed`, those that are done first before the others.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from bus.codec import Codec
-from bus.fields import MaxBytes, MaxItems, Range
+from bus.fields import MaxBytes, MaxItems, OneOf, Range
 from bus.ids import GenerationId, NumericsId, PackedIds, SessionId, WorkerIncarnation
 from bus.messages.parts import (
     U8,
@@ -28,6 +29,9 @@ Session = Annotated[SessionId, MaxBytes(64)]
 Salt = Annotated[bytes, MaxBytes(32)]
 
 WORKER = Codec("worker", max_bytes=64 * 1024 * 1024)
+#: Texts of one `Embed`, and bytes of a vector; so the answer fits a message.
+MAX_EMBED_INPUTS = 1024
+MAX_VECTOR_BYTES = 32 * 1024
 #: The nonce of a Pong that answers no Ping.
 UNASKED = 0
 
@@ -163,6 +167,21 @@ class Forget:
     session: Session
 
 
+@WORKER.message(tag=11)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embed:
+    """Make a vector of each input; `Cancel` with the job's number ends it without an answer.
+
+    `inputs` are the ids of a text each, with what the tokenizer puts around it. `pooling` empty and
+    `normalize` None are as the model was trained.
+    """
+
+    job: GenerationId
+    inputs: Annotated[tuple[PackedIds, ...], MaxItems(MAX_EMBED_INPUTS)]
+    pooling: Annotated[str, OneOf(frozenset({"", "mean", "cls"}))] = ""
+    normalize: bool | None = None
+
+
 # --- worker to agent --------------------------------------------------------------------------
 
 
@@ -263,3 +282,31 @@ class Restored:
     tokens: U32 = 0
     exact_tokens: U32 = 0
     problem: Annotated[str, MaxBytes(2048)] = ""
+
+
+@WORKER.message(tag=41)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedded:
+    """The vectors of a job's inputs, in their order: float32 little-endian, all of one length.
+
+    `tokens` are those of all inputs.
+    """
+
+    job: GenerationId
+    vectors: Annotated[
+        tuple[Annotated[bytes, MaxBytes(MAX_VECTOR_BYTES)], ...], MaxItems(MAX_EMBED_INPUTS)
+    ]
+    tokens: int
+
+
+@WORKER.message(tag=42)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedFailed:
+    """There are no vectors of this job; `code` is one of bus/errors.py."""
+
+    job: GenerationId
+    code: Name
+    message: Annotated[str, MaxBytes(2048)]
+    param: Name = ""
+    length: int = 0
+    max: int = 0
