@@ -209,7 +209,8 @@ class ModelFolder:
 
     def _check_files(self, verify: bool) -> None:
         # A float16 graph alone is enough: it is served on CUDA.
-        spared = {GRAPH} if GRAPH_FLOAT16 in self.files else set()
+        alone = GRAPH_FLOAT16 in self.files and not (self.path / GRAPH).exists()
+        spared = {GRAPH} if alone else set()
         for name in sorted({*REQUIRED[self.kind]} - spared | {*self.files}):
             record = self.files.get(name)
             if record is None:

@@ -41,16 +41,19 @@ def open_session(graph: Path, *, threads: int = 1) -> Any:
     return onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
 
 
-def prompt_logits(session: Any, signature: Signature, prompt: Sequence[int]) -> FloatArray:
+def prompt_logits(
+    session: Any, signature: Signature, prompt: Sequence[int], rows: Sequence[int] | None = None
+) -> FloatArray:
     """Run a prompt as one chunk over an empty cache.
 
     Args:
         session: an open graph of a whole model, of either precision, on any provider.
         signature: the folder's figures.
         prompt: 2 token ids or more.
+        rows: positions to give logits of; all by default.
 
     Returns:
-        Logits of every position, float32 `[len(prompt), vocab]`.
+        Logits of those positions, float32 `[rows, vocab]`.
     """
     length = len(prompt)
     half = any(value.type == "tensor(float16)" for value in session.get_inputs())
@@ -61,7 +64,7 @@ def prompt_logits(session: Any, signature: Signature, prompt: Sequence[int]) -> 
         "input_ids": np.array([prompt], np.int64),
         "seqlens_k": np.array([length - 1], np.int32),
         "total_sequence_length": np.array(length, np.int32),
-        "logits_idx": np.arange(length, dtype=np.int64),
+        "logits_idx": np.array(range(length) if rows is None else rows, np.int64),
     }
     for name in signature.inputs:
         feeds.setdefault(name, cache)

@@ -58,6 +58,15 @@ def replacing_folder(target: Path) -> Iterator[Path]:
         raise
 
 
+def link_file(source: Path, target: Path) -> None:
+    """Give a file a second name; where the file system can not, copy it."""
+    source = source.resolve()
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file; its folder is synchronised later."""
     path.write_text(text, "utf-8")

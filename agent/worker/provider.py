@@ -102,7 +102,7 @@ def choose_target(
         StartError: `cuda` was asked for and can not be had; says why and what to do.
     """
     if device == "cpu":
-        return _cpu(folder)
+        return _cpu(folder, "device cpu was chosen")
     try:
         gpu = probe()
         graph = folder.graph_float16
@@ -117,7 +117,7 @@ def choose_target(
     except NoGpuError as reason:
         if device == "cuda":
             raise _refusal(str(reason)) from None
-        return _cpu(folder)
+        return _cpu(folder, str(reason))
     return Target(graph, (CUDA_PROVIDER, CPU_PROVIDER), gpu)
 
 
@@ -141,7 +141,13 @@ def check_provider(session: onnxruntime.InferenceSession, target: Target) -> Non
         )
 
 
-def _cpu(folder: ModelFolder) -> Target:
+def _cpu(folder: ModelFolder, why: str) -> Target:
+    if not folder.runs_on_cpu:
+        raise StartError(
+            f"model {folder.name} has a float16 graph only, which runs on CUDA, and {why}; import "
+            "its int4 or float32 variant with `sfctl model import DIR --variant q4`, or serve it "
+            "on a node with a GPU"
+        )
     return Target(folder.graph, (CPU_PROVIDER,), None)
 
 
