@@ -113,6 +113,11 @@ def import_foreign(
     source = found.source
     prompts = [found.text.encode(text, add_special=False) for text in TEXTS]
     prompts = [prompt for prompt in prompts if len(prompt) > 1]
+    if not prompts:
+        raise ModelIncomplete(
+            f"the tokenizer of {path} makes no tokens of plain text; download the folder again",
+            param="model",
+        )
     graph = GRAPH_FLOAT16 if found.rewritten.float16 else GRAPH
     with replacing_folder(target) as partial:
         progress("weights", 0, 1)
@@ -124,8 +129,8 @@ def import_foreign(
         progress("self-test", 1, 2)
         with loading(source):
             session = open_session(partial / graph)
-        compare(source, expected, session, found.signature, prompts[0])
-        test = choose(session, found.signature, prompts)
+            compare(source, expected, session, found.signature, prompts[0])
+            test = choose(session, found.signature, prompts)
         progress("self-test", 2, 2)
         write_record(partial, {**_record(found, target.name), "self_test": asdict(test)})
     return ModelFolder.open(target)
@@ -139,6 +144,8 @@ def describe_foreign(found: Prepared) -> dict[str, Any]:
     notes = [f"import would rewrite {source.graph.relative_to(path)}: {changes}"]
     if found.rewritten.float16:
         notes.append(_ONLY_CUDA)
+    elif _levels(found.file.model) & {0, 1}:
+        notes.append(_SLOW)
     if template_file(path) is None:
         notes.append("it has no chat template: it completes text and does not chat")
     values = signature.layers * 2 * signature.kv_heads * signature.head_dim
@@ -160,6 +167,10 @@ def describe_foreign(found: Prepared) -> dict[str, Any]:
     }
 
 
+_SLOW = (
+    "its quantised products compute in float32 (accuracy level 0 or 1); a graph that was made with "
+    "level 4 is faster on a CPU"
+)
 _ONLY_CUDA = (
     "its graph is float16, which is served on CUDA only; choose an int4 or float32 variant with "
     "--variant to serve it on a CPU"
@@ -309,11 +320,16 @@ def _products(model: onnx.ModelProto) -> dict[str, int]:
     return dict(sorted(kinds.items()))
 
 
-def _accuracy(model: onnx.ModelProto) -> int:
-    """The level that all quantised products share; 0 where they differ."""
-    levels = {
+def _levels(model: onnx.ModelProto) -> set[int]:
+    """The accuracy levels of the quantised products."""
+    return {
         attribute(node, "accuracy_level", 0)
         for node in model.graph.node
         if node.op_type == "MatMulNBits"
     }
+
+
+def _accuracy(model: onnx.ModelProto) -> int:
+    """The level that all quantised products share; 0 where they differ."""
+    levels = _levels(model)
     return levels.pop() if len(levels) == 1 else 0

@@ -22,6 +22,8 @@ OPTIMUM = "optimum"
 CONFIG = "config.json"
 #: The largest figure that means something.
 _LARGEST = 1 << 24
+#: The same of layers, of heads, and of a head's width.
+_MOST_LAYERS, _MOST_HEADS = 4096, 1024
 #: Parts of a `genai_config.json` of models that do more than complete text.
 _OTHER_PARTS = ("encoder", "encoder_decoder_init", "vision", "speech", "embedding", "joiner")
 
@@ -161,14 +163,14 @@ class _Config:
 
 
 def _figures(config: _Config, names: Mapping[str, str], vocab: int, window: int) -> Figures:
-    heads = config.whole(names["heads"])
+    heads = config.whole(names["heads"], most=_MOST_HEADS)
     hidden = config.whole(names["hidden"])
     return Figures(
-        layers=config.whole(names["layers"], most=4096),
+        layers=config.whole(names["layers"], most=_MOST_LAYERS),
         hidden=hidden,
         heads=heads,
-        kv_heads=config.whole(names["kv_heads"], heads),
-        head_dim=config.whole(names["head_dim"], hidden // heads),
+        kv_heads=config.whole(names["kv_heads"], heads, _MOST_HEADS),
+        head_dim=config.whole(names["head_dim"], hidden // heads, _MOST_HEADS),
         vocab=vocab,
         window=min(window, MAX_POSITIONS),
     )

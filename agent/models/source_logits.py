@@ -12,7 +12,7 @@ from agent.models.blocks import FloatArray
 from agent.models.folder import Signature
 from agent.models.foreign_files import ForeignFolder
 from agent.models.selftest import open_session, prompt_logits
-from bus.errors import Invalid, ModelIncomplete
+from bus.errors import Invalid, ModelIncomplete, SuperfluidError
 
 #: How far logits of the two graphs may lie apart, by the widest spread of them: products of other
 #: shapes round differently, and with int8 activations that moves logits by a hundredth or so.
@@ -24,6 +24,8 @@ def loading(source: ForeignFolder) -> Iterator[None]:
     """What ONNX Runtime says of a graph that it does not take, as an error of ours."""
     try:
         yield
+    except SuperfluidError:
+        raise
     except Exception as error:  # its errors share no narrower base
         raise Invalid(
             f"ONNX Runtime does not run {source.graph}: {str(error)[:400]}; choose another variant "
