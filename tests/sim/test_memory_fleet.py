@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bus.ids import pack_ids
-from bus.messages.api import TokenEvent
+from bus.messages.api import TokenEvent, TokenLogprob, TopToken
 from head.core import CorePolicy
 from head.runs import RunPolicy
 from head.waiting import WaitingPolicy
@@ -350,7 +350,10 @@ def test_no_token_is_wrong_lost_or_repeated_while_frames_are_dropped(seed: int) 
 
 def test_token_event_is_what_the_api_says() -> None:
     fleet = MemoryFleet()
-    stream = fleet.generate("shape", 3)
+    stream = fleet.generate("shape", 3, logprobs=2)
     fleet.finish(stream)
     event = next(event for event in stream.events if event["type"] == "token")
     assert set(event) - {"id", "kind"} == set(TokenEvent.__dataclass_fields__)
+    (entry,) = event["logprobs"][:1]
+    assert set(entry) == set(TokenLogprob.__dataclass_fields__) - {"raw"}
+    assert set(entry["top"][0]) == set(TopToken.__dataclass_fields__) - {"raw"}

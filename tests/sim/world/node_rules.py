@@ -64,7 +64,7 @@ class NodeRules:
                 run = record.runs.get(message.generation)
                 if run is None or run.row.node != name or run.row.epoch != message.epoch:
                     raise Violation(f"{name} was given a generation that is not its own")
-                run.was_late |= run.row.worker != record.node(name).worker
+                run.read_late |= run.row.worker != record.node(name).worker
             case WatermarkAck():
                 for mark in message.watermarks:
                     self._acknowledged(mark.generation, mark.committed)

@@ -80,7 +80,7 @@ def drawn_sampling(seed: int) -> dict[str, Any]:
     """Stop strings and log-probabilities of a plan, for some."""
     rng = random.Random(seed)
     drawn: dict[str, Any] = {}
-    if rng.random() < 0.3:
+    if rng.random() < 0.15:
         # Of one or two of the made-up model's 94 characters: some are found, some only begin.
         texts = ["".join(chr(rng.randrange(32, 126)) for _ in range(2)) for _ in range(16)]
         if rng.random() < 0.5:
@@ -109,6 +109,8 @@ class Run:
     declined: bool = False
     #: Its worker was dead already when it was placed, or when its node was told of it.
     was_late: bool = False
+    #: Its worker was dead when its node read of it; a node says so, if its head lives to hear it.
+    read_late: bool = False
 
     @property
     def watermark(self) -> int:

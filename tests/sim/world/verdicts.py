@@ -106,7 +106,9 @@ class Verdicts:
         deaths = answer.deaths if answer is not None else 0
         if answer is not None:
             # Workers that were dead when it was placed on them: the head could not tell.
-            deaths += sum(run.was_late for run in answer.runs)
+            deaths += sum(
+                run.was_late or (run.read_late and not run.declined) for run in answer.runs
+            )
         return "" if deaths >= 2 else f"{deaths} workers died with it"
 
     def _node_lost(self, answer: Answer | None, plan: Plan, now: float) -> str:
