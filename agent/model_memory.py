@@ -21,7 +21,10 @@ def needed_bytes(folder: ModelFolder, section: WorkerSection) -> int:
         for name, record in folder.files.items()
         if not any(name.endswith(suffix) for suffix in _TEXT_SUFFIXES)
     )
-    longest = section.lanes * folder.signature.max_positions * folder.kv_bytes_per_token()
+    token_bytes = folder.kv_bytes_per_token()
+    if token_bytes == 0:
+        return files  # An encoder keeps nothing of a text.
+    longest = section.lanes * folder.signature.max_positions * token_bytes
     return files + min(section.kv_bytes, longest) + section.kv_host_bytes
 
 

@@ -23,11 +23,12 @@ from typing import Any
 
 from agent.models.examine import describe_folder, examine
 from agent.models.folder import ModelFolder
+from agent.models.foreign_files import has_safetensors, is_foreign
 from agent.models.pull import default_cache, pull
 from agent.models.registry import Unusable, find_model, list_models, remove_model
 from agent.models.sources import known_names
 from agent.models.writer import check_name
-from bus.errors import Internal, StartError, SuperfluidError
+from bus.errors import Internal, Invalid, StartError, SuperfluidError
 
 #: A step of more units than this reports a unit in a hundred.
 _FINE_STEPS = 200
@@ -60,14 +61,22 @@ def run_pull(arguments: argparse.Namespace) -> Path:
 
 def run_import(arguments: argparse.Namespace) -> Path:
     """`import PATH`: gives the model folder's path."""
+    source: Path = arguments.file
     target = arguments.into / check_name(arguments.name)
+    progress = ProgressLines()
     try:
         from agent.models.encoder_importer import import_encoder
+        from agent.models.foreign import import_foreign
         from agent.models.importer import import_gguf
     except ModuleNotFoundError as error:
         raise _missing(error) from error
-    make = import_encoder if arguments.file.is_dir() else import_gguf
-    return make(arguments.file, target, progress=ProgressLines()).path
+    if source.is_dir() and (is_foreign(source) or not has_safetensors(source)):
+        variant = arguments.variant
+        return import_foreign(source, target, variant=variant, progress=progress).path
+    if arguments.variant is not None:
+        raise Invalid(f"{source} has no variants; leave --variant out", param="variant")
+    make = import_encoder if source.is_dir() else import_gguf
+    return make(source, target, progress=progress).path
 
 
 def run_export(arguments: argparse.Namespace) -> Path:
@@ -92,7 +101,11 @@ def run_toy(arguments: argparse.Namespace) -> Path:
 def run_check(arguments: argparse.Namespace) -> Path:
     """`check PATH`: prints what a file or folder is and what is wrong with it."""
     path: Path = arguments.path
-    emit("model", **examine(path, verify=arguments.verify))
+    try:
+        found = examine(path, verify=arguments.verify, variant=arguments.variant)
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
+    emit("model", **found)
     return path
 
 
@@ -121,6 +134,7 @@ def _described(model: ModelFolder | Unusable) -> dict[str, Any]:
         return {"usable": False, "reason": model.reason}
     return {
         "usable": True,
+        "kind": model.kind,
         "architecture": model.architecture,
         "size_bytes": model.size_bytes,
         "window": model.signature.max_positions,
@@ -144,7 +158,13 @@ def _parser() -> argparse.ArgumentParser:
     add.add_argument("--cache", type=Path, default=default_cache())
     add.set_defaults(run=run_pull)
     add = commands.add_parser("import", help="make a model folder")
-    add.add_argument("file", type=Path, help="a GGUF file, or an encoder's folder of safetensors")
+    add.add_argument(
+        "file",
+        type=Path,
+        help="a GGUF file, an encoder's folder of safetensors, or a folder of onnxruntime-genai or "
+        "Optimum",
+    )
+    _add_variant(add)
     add.add_argument("--into", type=Path, required=True, help="the folder of models")
     add.add_argument("--name", required=True)
     add.set_defaults(run=run_import)
@@ -160,6 +180,7 @@ def _parser() -> argparse.ArgumentParser:
     add = commands.add_parser("check", help="say whether a GGUF file or a folder can be served")
     add.add_argument("path", type=Path)
     add.add_argument("--verify", action="store_true", help="compare a folder's hashes too")
+    _add_variant(add)
     add.set_defaults(run=run_check)
     add = commands.add_parser("show", help="describe a model folder")
     add.add_argument("models", type=Path)
@@ -173,6 +194,10 @@ def _parser() -> argparse.ArgumentParser:
     add.add_argument("models", type=Path)
     add.set_defaults(run=run_ls)
     return parser
+
+
+def _add_variant(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--variant", help="which of several graphs, such as q4 or fp16")
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Can this be served, and why not: from a GGUF file's header, or a model folder.
+"""Can this be served, and why not: from a file's header, or a model folder.
 
 Everything that is wrong is told at once, not only the first of it, and a file that can not be
 served still shows what it is.
@@ -6,18 +6,23 @@ served still shows what it is.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 from agent.models.architecture import DecoderConfig, check_shapes
 from agent.models.blocks import FORMATS
+from agent.models.encoder_config import WEIGHTS, is_encoder_source, read_encoder_config
 from agent.models.estimate import LANES, estimate
 from agent.models.figures import MAX_POSITIONS, config_from_metadata
-from agent.models.folder import ModelFolder
+from agent.models.folder import RECORD, ModelFolder
+from agent.models.foreign_files import is_foreign
 from agent.models.gguf_file import all_tensors, check_types, read_parts, vocab_size
 from agent.models.gguf_header import TensorInfo, read_header
+from agent.models.safetensors_file import SafetensorsFile
 from agent.models.tokenizer import check_vocabulary, read_vocabulary
 from bus.errors import Invalid, ModelIncomplete
 from bus.text.model_files import eos_ids_by_file, template_file
@@ -60,17 +65,24 @@ class _Examination:
         }
 
 
-def examine(path: Path, *, verify: bool = False) -> Findings:
-    """Look at a GGUF file or at a model folder.
+def examine(path: Path, *, verify: bool = False, variant: str | None = None) -> Findings:
+    """Look at a GGUF file, at a model folder, or at one that another program made.
 
     Args:
-        path: of either.
-        verify: of a folder, also compare every file's SHA-256.
+        path: of any of them.
+        verify: of a model folder, also compare every file's SHA-256.
+        variant: of another program's folder, which of its graphs.
 
     Raises:
-        NotFound: there is neither at `path`.
+        NotFound: there is none of them at `path`.
     """
-    return examine_folder(path, verify=verify) if path.is_dir() else examine_file(path)
+    if not path.is_dir():
+        return examine_file(path)
+    if is_foreign(path):
+        return examine_foreign_folder(path, variant)
+    if is_encoder_source(path) and not (path / RECORD).exists():
+        return examine_encoder(path)
+    return examine_folder(path, verify=verify)
 
 
 def examine_file(path: Path) -> Findings:
@@ -171,6 +183,37 @@ def _examine_vocabulary(found: _Examination, metadata: Mapping[str, Any]) -> Non
         found.note("it has no chat template: it completes text and does not chat")
 
 
+def examine_encoder(path: Path) -> Findings:
+    """Look at the configuration, the weights' header and the tokenizer of an encoder's folder."""
+    from agent.models.encoder_graph import check_encoder_shapes
+    from agent.models.encoder_importer import sample_ids
+
+    found = _Examination(path, "safetensors")
+    weights = found.attempt(lambda: SafetensorsFile(path / WEIGHTS))
+    config = found.attempt(lambda: read_encoder_config(path))
+    if weights is not None:
+        tensors = weights.tensors
+        found.fact(
+            file_bytes=weights.path.stat().st_size,
+            tensors=len(tensors),
+            parameters=sum(math.prod(tensor.shape) for tensor in tensors.values()),
+            quantization=dict(Counter(tensor.dtype for tensor in tensors.values())),
+        )
+    if config is not None:
+        found.fact(
+            architecture="bert",
+            layers=config.layers,
+            vocab=config.vocab,
+            window=config.max_positions,
+            pooling=config.pooling,
+        )
+        found.attempt(lambda: sample_ids(path, config))
+    if weights is not None and config is not None:
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        found.attempt(lambda: check_encoder_shapes(config, shapes))
+    return found.findings()
+
+
 def examine_folder(path: Path, *, verify: bool) -> Findings:
     """Look at a model folder: complete, of the sizes and, when verified, the hashes recorded."""
     found = _Examination(path, "folder")
@@ -180,11 +223,26 @@ def examine_folder(path: Path, *, verify: bool) -> Findings:
     return found.findings()
 
 
+def examine_foreign_folder(path: Path, variant: str | None) -> Findings:
+    """Look at a folder of onnxruntime-genai or Optimum: what an import would make of it."""
+    from agent.models.foreign import describe_foreign, prepare
+
+    found = _Examination(path, "foreign")
+    prepared = found.attempt(lambda: prepare(path, variant))
+    if prepared is not None:
+        facts = describe_foreign(prepared)
+        for note in facts.pop("notes"):
+            found.note(note)
+        found.fact(**facts)
+    return found.findings()
+
+
 def describe_folder(folder: ModelFolder) -> Findings:
     """All that a folder says of itself: its record, its template, what ends its texts."""
     return {
         "usable": True,
         "path": str(folder.path),
+        "kind": folder.kind,
         **folder_facts(folder),
         "eos_ids": list(folder.eos_ids),
         "eos_ids_by_file": {name: list(ids) for name, ids in eos_ids_by_file(folder.path).items()},
@@ -201,6 +259,9 @@ def describe_folder(folder: ModelFolder) -> Findings:
 def folder_facts(folder: ModelFolder) -> Findings:
     """What a folder's record says, for people."""
     figures = folder.signature
+    encoder = {} if folder.encoder is None else asdict(folder.encoder)
+    if encoder:
+        encoder["dimensions"] = figures.hidden
     return {
         "name": folder.path.name,
         "architecture": folder.architecture,
@@ -214,4 +275,5 @@ def folder_facts(folder: ModelFolder) -> Findings:
         "window": figures.max_positions,
         "kv_bytes_per_token": folder.kv_bytes_per_token(),
         "float16_graph": folder.graph_float16 is not None,
+        **encoder,
     }

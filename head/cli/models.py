@@ -21,13 +21,15 @@ _FLEET_COLUMNS = ("name", "ready", "nodes", "window_tokens", "lanes_total", "que
 _PART = re.compile(r"-\d{5}-of-\d{5}\Z")
 #: What `check` and `show` print in their tables, in order, where the program told it.
 _CHECK_FACTS = (
-    *("path", "usable", "architecture", "name", "size_label", "parameters", "quantization"),
+    *("path", "usable", "kind", "graph", "variants", "device", "architecture", "name"),
+    *("size_label", "parameters", "quantization"),
     *("files", "file_bytes", "window", "kv_bytes_per_token", "lanes", "lane_tokens"),
     *("weights_bytes", "kv_bytes", "memory_bytes", "tokenizer", "eos_ids", "chat_template"),
-    *("size_bytes", "verified"),
+    *("dimensions", "pooling", "normalize", "size_bytes", "verified"),
 )
 _SHOW_FACTS = (
-    *("name", "path", "architecture", "source", "digest", "quantization", "numerics", "layers"),
+    *("name", "path", "kind", "architecture", "source", "digest", "quantization", "numerics"),
+    *("layers", "dimensions", "pooling", "normalize", "trained_tokens"),
     *("vocab", "window", "kv_bytes_per_token", "size_bytes", "float16_graph", "template_file"),
     *("eos_ids", "eos_ids_by_file", "bos_id", "add_bos"),
 )
@@ -42,17 +44,23 @@ def pull_model(name: str) -> Path:
     return path
 
 
-def import_model(file: Path, name: str, models: Path) -> Path:
-    """Make a model folder from a GGUF file; gives the folder."""
+def import_model(file: Path, name: str, models: Path, variant: str | None = None) -> Path:
+    """Make a model folder from a GGUF file or another program's folder; gives the folder."""
     models.mkdir(mode=0o700, parents=True, exist_ok=True)
-    arguments = ["import", str(file), "--into", str(models), "--name", name]
+    arguments = ["import", str(file), "--into", str(models), "--name", name, *_variant(variant)]
     with progress_bars() as report:
         path, _ = run_model_program(arguments, report)
     return path
 
 
+def _variant(variant: str | None) -> list[str]:
+    return [] if variant is None else ["--variant", variant]
+
+
 def default_name(file: Path) -> str:
-    """What a model is called when nobody says: the file's name, without the number of a part."""
+    """What a model is called when nobody says: as its folder or file, without a part's number."""
+    if file.is_dir():
+        return file.resolve().name.lower()
     return _PART.sub("", file.stem).lower()
 
 
@@ -65,6 +73,11 @@ def local_models(models: Path) -> list[dict[str, Any]]:
 def usable_models(models: Path) -> list[str]:
     """Names of the models here that can be served."""
     return [str(row["name"]) for row in local_models(models) if row.get("usable")]
+
+
+_variant_option = click.option(
+    "--variant", help="Which graph of an Optimum folder: q4, fp16, model [default: int4, if any]."
+)
 
 
 @click.group()
@@ -83,18 +96,26 @@ def model_pull(context: CliContext, name: str) -> None:
 
 
 @model.command("import")
-@click.argument("source", metavar="FILE|NAME")
+@click.argument("source", metavar="FILE|FOLDER|NAME")
 @click.option("--name", help="What to call it [default: NAME, or the file's own].")
+@_variant_option
 @pass_context
-def model_import(context: CliContext, source: str, name: str | None) -> None:
-    """Make a model folder from a GGUF file, or from a known model by name."""
+def model_import(context: CliContext, source: str, name: str | None, variant: str | None) -> None:
+    """Make a model folder from a GGUF file, a folder, or a known model by name.
+
+    Folders are read as onnxruntime-genai and Optimum (onnx-community) lay them out, and encoders
+    as safetensors.
+    """
     file = Path(source)
     if not file.exists():
         if not _PULL_NAME.match(source) or source.endswith(".gguf"):
-            raise NotFound(f"there is no file {source}; name a GGUF file or a known model")
+            raise NotFound(
+                f"there is no file or folder {source}; name a GGUF file, a folder or a known model"
+            )
         file = pull_model(source)
         name = name or source
-    folder = import_model(file, name or default_name(file), context.state().models)
+    models = context.state().models
+    folder = import_model(file, name or default_name(file), models, variant)
     click.echo(str(folder))
 
 
@@ -121,11 +142,15 @@ def model_export(context: CliContext, name: str, target: Path) -> None:
 @model.command("check")
 @click.argument("target", metavar="FILE|FOLDER|NAME")
 @click.option("--verify", is_flag=True, help="Compare a folder's hashes too, about 1 s a GB.")
+@_variant_option
 @format_option
 @pass_context
-def model_check(context: CliContext, target: str, verify: bool, form: str) -> None:
-    """Say whether a GGUF file or a model can be served, and why not."""
-    found = _run_one(["check", str(_checked_path(context, target)), *["--verify"] * verify])
+def model_check(
+    context: CliContext, target: str, verify: bool, variant: str | None, form: str
+) -> None:
+    """Say whether a GGUF file, a model, or another program's folder can be served, and why not."""
+    path = str(_checked_path(context, target))
+    found = _run_one(["check", path, *["--verify"] * verify, *_variant(variant)])
     _print_facts(found, _CHECK_FACTS, form)
     for text in found.get("notes", ()):
         note(f"note: {text}")

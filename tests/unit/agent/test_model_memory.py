@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from agent.config import WorkerSection
 from agent.model_commands import human_bytes
 from agent.model_loader import known_needs
 from agent.model_memory import memory_budget, needed_bytes
+from agent.models.encoder_importer import import_encoder
 from agent.models.folder import ModelFolder
 from agent.models.registry import Unusable
 from bus.ids import ModelName
 from tests.harness.models import toy_model_folder
+from tests.harness.small_encoder import write_small_encoder
 
 
 def test_a_model_takes_its_graph_its_lanes_and_what_is_saved_of_them() -> None:
@@ -28,6 +32,12 @@ def test_a_model_takes_its_graph_its_lanes_and_what_is_saved_of_them() -> None:
         ModelName("b"): broken,
     }
     assert known_needs(models, small) == {"toy": graph + (1 << 20)}
+
+
+def test_an_encoder_takes_its_graph(tmp_path: Path) -> None:
+    folder = import_encoder(write_small_encoder(tmp_path / "source"), tmp_path / "small")
+    graph = sum(file.stat().st_size for file in folder.path.glob("model.onnx*"))
+    assert needed_bytes(folder, WorkerSection()) == graph
 
 
 def test_the_budget_is_what_is_set_or_most_of_what_is_free_shared_by_the_agents() -> None:
