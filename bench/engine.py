@@ -181,7 +181,7 @@ def measure(sides: Sides, rounds: int) -> tuple[dict[str, dict[str, list[float]]
                     rates[kind].setdefault(LOOP, []).append(found["loop_tokens_s"])
                 if kind == "b8" and "outside" in found:
                     overheads.append(found["outside"])
-        print(f"round {turn} of {rounds}", file=sys.stderr)
+        print(f"round {turn} of {rounds}", file=sys.stderr, flush=True)
     return rates, overheads
 
 
@@ -200,6 +200,8 @@ def _choose(sides: Sides, peer: str) -> dict[str, Any]:
 def report_memory(sides: Sides) -> None:
     """Load time and memory of each runtime alone, and of two workers of ours."""
     for name in sides.names:
+        with sides.running(name):
+            pass  # Files that a first start makes or reads are there for those that are measured.
         with sides.running(name) as loads:
             if name == LLAMACPP:
                 print(f"{name}: built for {sides.ask(name, 'system')['system'].strip()}")

@@ -136,6 +136,7 @@ def main() -> None:
         device="cpu",
         lanes=options.lanes,
         threads=options.threads,
+        prepack=True,
     )
     runner.self_test()
     load_s = time.perf_counter() - start
