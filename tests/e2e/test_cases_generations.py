@@ -158,6 +158,8 @@ def test_g9_an_empty_prompt_is_a_clear_error(tokens: bool, toy: Cluster) -> None
     assert "give at least one" in refused.value.message
 
 
+NO_CONSTRAINTS: Sequence[Any] = ({}, {"x": "y"}, [], "regex")
+NO_SCHEMAS: Sequence[Any] = ([], 5, "x", False)
 BAD: Sequence[tuple[str, Any]] = (
     *(("logit_bias", bias) for bias in ({"999999": 1}, {"x": 1}, {"1": math.inf})),
     *((name, value) for name in ("temperature", "top_p", "min_p") for value in (math.nan, -1.0)),
@@ -177,8 +179,8 @@ BAD: Sequence[tuple[str, Any]] = (
         for value in (101, math.nan)
     ),
     *(("repetition_penalty", value) for value in (0, math.inf)),
-    *(("constraint", wrong) for wrong in ({}, {"x": "y"}, [], "regex")),
-    *(("schema", wrong) for wrong in ([], 5, "x", False)),
+    *(("constraint", wrong) for wrong in NO_CONSTRAINTS),
+    *(("schema", wrong) for wrong in NO_SCHEMAS),
 )
 EXTREME: Sequence[dict[str, Any]] = (
     {"temperature": 5e-324},
