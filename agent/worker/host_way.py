@@ -1,0 +1,116 @@
+"""Chunks and steps over a slab in host memory.
+
+Two bindings, one for chunks and one for steps, so that going from one to the other binds nothing
+again. All inputs and outputs stand in arrays made once, bound by address: a step of the width of
+the last one only writes the arrays and runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from agent.models.onnx_runtime import onnxruntime
+from agent.worker.kv_cache import KvSlab
+from agent.worker.turns import MAX_CHUNK_TOKENS
+from bus.errors import Internal
+
+Logits = npt.NDArray[np.float32]
+
+
+class HostWay:
+    """Runs a session over a slab. One thread drives it."""
+
+    def __init__(self, session: onnxruntime.InferenceSession, slab: KvSlab, vocab: int) -> None:
+        self.session = session
+        self._chunk = _Binding(session, slab, vocab, 1, MAX_CHUNK_TOKENS)
+        self._step = _Binding(session, slab, vocab, slab.lanes, 1)
+
+    def run_chunk(self, lane: int, ids: Sequence[int], past: int) -> Logits:
+        """Logits `[1, vocab]` after a lane's next `ids`."""
+        count = len(ids)
+        self._chunk.bind_rows(lane, 1, count)
+        self._chunk.ids[0, :count] = ids
+        self._chunk.rows[0] = count - 1
+        return self._chunk.run([past + count])
+
+    def run_step(self, ids: Sequence[int], lengths: Sequence[int]) -> Logits:
+        """Logits `[B, vocab]` after one token for each of lanes 0 to B-1."""
+        self._step.bind_rows(0, len(ids), 1)
+        self._step.ids[: len(ids), 0] = ids
+        return self._step.run(lengths)
+
+
+class _Binding:
+    """Inputs and outputs of one kind of run, `[batch, length]` tokens at most."""
+
+    def __init__(
+        self,
+        session: onnxruntime.InferenceSession,
+        slab: KvSlab,
+        vocab: int,
+        batch: int,
+        length: int,
+    ) -> None:
+        self._session = session
+        self._slab = slab
+        self._binding = session.io_binding()
+        self._vocab = vocab
+        self._bound: tuple[int, int, int] | None = None
+        self._past = [i.name for i in session.get_inputs() if i.name.startswith("past.")]
+        # Flat, since [batch, length] of fewer rows or tokens must be dense at its start.
+        self._flat_ids = np.zeros(batch * length, np.int64)
+        self.ids = self._flat_ids.reshape(batch, length)
+        self.rows = np.arange(batch, dtype=np.int64)
+        self._lengths = np.zeros(batch, np.int32)
+        self._longest = np.zeros((), np.int32)
+        self._logits = np.empty((batch, vocab), np.float32)
+        self._inputs: list[tuple[str, npt.NDArray[Any]]] = []
+
+    def bind_rows(self, lane: int, batch: int, length: int) -> None:
+        """Bind lanes `lane` to `lane + batch - 1` and `length` tokens of each, if not bound yet."""
+        shape = (lane, batch, length)
+        if shape == self._bound:
+            return
+        if self._bound is None or self._bound[:2] != shape[:2]:
+            self._bind_slab(lane, batch)
+            self._binding.bind_output(
+                "logits", "cpu", 0, np.float32, [batch, self._vocab], self._logits.ctypes.data
+            )
+        self._inputs = [
+            ("input_ids", self._flat_ids[: batch * length].reshape(batch, length)),
+            ("seqlens_k", self._lengths[:batch]),
+            ("total_sequence_length", self._longest),
+            ("logits_idx", self.rows[:batch]),
+        ]
+        self._bind_inputs()
+        self._bound = shape
+
+    def run(self, lengths: Sequence[int]) -> Logits:
+        """Run what is bound; `lengths` are the rows' tokens after it."""
+        batch = len(lengths)
+        self._lengths[:batch] = lengths
+        self._lengths[:batch] -= 1
+        self._longest[...] = max(lengths)
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:  # its errors share no narrower base
+            raise Internal(f"ONNX Runtime failed in a run: {error}") from error
+        return self._logits[:batch]
+
+    def _bind_inputs(self) -> None:
+        for name, array in self._inputs:
+            self._binding.bind_input(
+                name, "cpu", 0, array.dtype, list(array.shape), array.ctypes.data
+            )
+
+    def _bind_slab(self, lane: int, batch: int) -> None:
+        slab, kv = self._slab, self._slab.lane
+        shape = [batch, kv.kv_heads, kv.max_len, kv.head_dim]
+        for part, past in enumerate(self._past):
+            place = ("cpu", 0, kv.dtype.type, shape, slab.address(part, lane))
+            self._binding.bind_input(past, *place)
+            self._binding.bind_output(past.replace("past.", "present.", 1), *place)
