@@ -15,7 +15,7 @@ from bus.errors import ContextLengthExceeded, Invalid, QueueFull, SuperfluidErro
 from bus.ids import GenerationId, unpack_ids
 from bus.messages.worker import Embed, Embedded
 
-#: Of a run, padding counted: about a second on one processor for a model of 20 million weights.
+#: Of a run, padding counted: about a second on an idle processor for 20 million weights.
 MAX_RUN_TOKENS = 2048
 #: Texts up to this length are in one bucket; each next bucket is twice as long.
 SHORTEST_BUCKET = 16
