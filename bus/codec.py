@@ -64,6 +64,8 @@ MAX_DEPTH = 16
 #: Lists and maps in one message, four times what any of ours has. An empty one is a byte on the
 #: wire and 64 in memory: 8 MiB of them took 518 MiB.
 MAX_CONTAINERS = 1 << 18
+#: Of a message, its length and tag and one number.
+_BEGINNING_BYTES = 64
 #: A message that is too short to hold enough of them for it to matter is not counted through.
 _COUNTED_FROM_BYTES = 64 * 1024
 
@@ -326,6 +328,22 @@ class Codec:
         except FieldError as error:
             where = ".".join((struct.cls.__name__, *error.path))
             raise DecodeError(f"{where} {error.problem}") from None
+
+    def beginning(self, data: bytes) -> tuple[type, Any] | None:
+        """What bytes begin as that `decode` refuses: a class of message, and its first value.
+
+        The value is not checked. None when not even so much can be read.
+        """
+        unpacker = msgpack.Unpacker(raw=True)
+        unpacker.feed(data[:_BEGINNING_BYTES])
+        try:
+            if unpacker.read_array_header() < 2:
+                return None
+            tag, value = unpacker.unpack(), unpacker.unpack()
+        except Exception:  # noqa: BLE001 - msgpack raises many kinds for bad input
+            return None
+        struct = self._by_tag.get(tag) if type(tag) is int else None
+        return None if struct is None else (struct.cls, value)
 
 
 def from_map(cls: type[M], values: Mapping[str, Any]) -> M:

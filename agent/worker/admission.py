@@ -114,8 +114,11 @@ class Admission:
                 known = self._served.get(leader.generation, LOWEST_CLASS)
                 self._served[leader.generation] = min(known, class_of(sequence, now))
                 return False
-        if leaving is not None and not self._preempt(leaving, now):
-            return False
+        if leaving is not None:
+            if not self._preempt(leaving, now):
+                return False
+            if source is not None and not self._reuse.has(source):
+                source = self._reuse.best_source(sequence, self._lanes)
         self._place(sequence, source, now)
         return True
 

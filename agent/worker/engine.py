@@ -69,6 +69,10 @@ class Engine:
         self._prefill_busy_s = 0.0
         self._phase = "idle"
 
+    def knows(self, generation: GenerationId) -> bool:
+        """Whether a generation goes on, or its end was not given out yet."""
+        return self.scheduler.knows(generation)
+
     def submit(self, submit: Submit, now: float) -> None:
         """Take a generation in. One that is known already changes nothing.
 

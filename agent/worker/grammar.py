@@ -163,8 +163,8 @@ class GrammarBuilder:
         self._thread: threading.Thread | None = None
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         #: Filled by the thread, emptied by `ready`; appending and popping are atomic.
-        self._made: deque[Made] = deque()
-        self._wanted: set[GenerationId] = set()
+        self._made: deque[tuple[_Job, Grammar | SuperfluidError]] = deque()
+        self._wanted: dict[GenerationId, _Job] = {}
 
     @property
     def waiting(self) -> int:
@@ -192,21 +192,22 @@ class GrammarBuilder:
             )
         if self._thread is None:
             self._thread = _started(self._run)
-        self._wanted.add(generation)
-        self._jobs.put(_Job(generation, constraint, array("I", generated)))
+        job = _Job(generation, constraint, array("I", generated))
+        self._wanted[generation] = job
+        self._jobs.put(job)
 
     def drop(self, generation: GenerationId) -> None:
         """Nobody wants this one any more; unknown ones are passed over."""
-        self._wanted.discard(generation)
+        self._wanted.pop(generation, None)
 
     def ready(self) -> list[Made]:
         """Grammars that are made, or why one can not be, since the last call."""
         found: list[Made] = []
         while self._made:
-            made = self._made.popleft()
-            if made[0] in self._wanted:
-                self._wanted.remove(made[0])
-                found.append(made)
+            job, made = self._made.popleft()
+            if self._wants(job):
+                del self._wanted[job.generation]
+                found.append((job.generation, made))
         return found
 
     def close(self) -> None:
@@ -219,15 +220,19 @@ class GrammarBuilder:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            if job.generation in self._wanted:
-                self._made.append((job.generation, self._make_safely(job)))
+            if self._wants(job):
+                self._made.append((job, self._make_safely(job)))
+
+    def _wants(self, job: _Job) -> bool:
+        """Whether nobody has dropped it, nor started another one of its generation since."""
+        return self._wanted.get(job.generation) is job
 
     def _make_safely(self, job: _Job) -> Grammar | SuperfluidError:
         try:
             return self._make(job)
         except SuperfluidError as error:
             return error
-        except Exception as error:  # noqa: BLE001 - one request's fault is that request's only
+        except BaseException as error:  # noqa: BLE001 - native code's panics are no Exception
             log.error("grammar_failed", kind=type(error).__name__)
             return Internal(f"the constraint could not be compiled ({type(error).__name__})")
 

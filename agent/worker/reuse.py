@@ -125,6 +125,10 @@ class Reuse:
             return saved
         return best
 
+    def has(self, source: Source) -> bool:
+        """Whether a source is still to be had: what is held since may have taken its room."""
+        return source.entry is None or source.entry in self._prefixes
+
     def leader(
         self, sequence: Sequence, source: Source | None, prefilling: Iterable[Sequence]
     ) -> Sequence | None:

@@ -14,7 +14,7 @@ from agent.worker.engine import Engine
 from agent.worker.mailbox import SEND_RETRY_S, Mailbox, Pipe
 from agent.worker.output_buffer import OutputBuffer
 from agent.worker.parking import Parking, refuse
-from agent.worker.refusal import embed_failed, refused_run
+from agent.worker.refusal import embed_failed, refused_run, shown
 from bus.errors import Invalid, SuperfluidError
 from bus.log import EventLog
 from bus.messages.worker import (
@@ -157,7 +157,7 @@ class Worker:
             self.post(reply)
 
     def _submit(self, submit: Submit) -> None:
-        if submit.files:
+        if submit.files and not self._engine.knows(submit.generation):
             self._refuse(submit, Invalid(NO_FILES, param="blobs"))
             return
         try:
@@ -176,7 +176,7 @@ class Worker:
             Rejected(
                 generation=submit.generation,
                 code=error.code,
-                message=error.message,
+                message=shown(error.message),
                 param=error.param or "",
                 length=error.details.get("length", 0),
                 max=error.details.get("max", 0),

@@ -103,7 +103,7 @@ class Scheduler:
             ContextLengthExceeded: the context is longer than the window.
             QueueFull: too many wait.
         """
-        if submit.generation in self._known:
+        if self.knows(submit.generation):
             return
         self.check(submit)
         if self.queued >= len(self._lanes) + EXTRA_WAITING:
@@ -123,8 +123,10 @@ class Scheduler:
         check_submit(submit, window=self.window, vocab=self._vocab)
 
     def knows(self, generation: GenerationId) -> bool:
-        """Whether a generation was submitted and has not ended."""
-        return generation in self._known
+        """Whether a generation was submitted, and its end was not taken yet."""
+        return generation in self._known or any(
+            emission.generation == generation for emission in self._emissions
+        )
 
     def release(self, generation: GenerationId) -> None:
         """Let a held generation start; an unknown one is passed over."""

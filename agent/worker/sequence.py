@@ -19,6 +19,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
+from agent.worker.refusal import shown
 from agent.worker.spans import Spans, make_spans
 from bus.errors import SuperfluidError
 from bus.ids import GenerationId, unpack_ids
@@ -149,7 +150,7 @@ class Sequence:
         return Finish(
             reason="error",
             error_code=error.code,
-            message=error.message,
+            message=shown(error.message),
             param=error.param or "",
             usage=self._usage(),
         )

@@ -34,6 +34,8 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024 + 4096
 HIGH_WATER_MESSAGES = 256
 #: How long a child that ends in order waits for its last message ("failed: ...") to leave.
 CHILD_LINGER_MS = 1000
+#: The longest wait at once; libzmq counts milliseconds in 31 bits.
+_LONGEST_WAIT_S = 3600.0
 
 _SUFFIXES = ("-in.sock", "-out.sock", ".lock")
 
@@ -115,12 +117,15 @@ class WorkerPipe(Closing):
         """The next message, or None when none came in time.
 
         Args:
-            timeout_s: seconds to wait; 0 looks without waiting, None waits for ever.
+            timeout_s: seconds to wait, an hour at most; 0 looks without waiting, None waits for
+                ever.
         """
         if timeout_s is None:
             return self._pull.recv()
-        if timeout_s > 0 and not self._pull.poll(max(1, round(timeout_s * 1000))):
-            return None
+        if timeout_s > 0:
+            wait_ms = max(1, round(min(timeout_s, _LONGEST_WAIT_S) * 1000))
+            if not self._pull.poll(wait_ms):
+                return None
         try:
             return self._pull.recv(zmq.NOBLOCK)
         except zmq.Again:
@@ -133,6 +138,10 @@ class WorkerPipe(Closing):
             TooLarge: the message is over the pipe's limit.
         """
         return _send(self._push, data)
+
+    def wait_sendable(self, timeout_s: float) -> None:
+        """Wait until the queue is not full, or the time is over."""
+        self._push.poll(max(1, round(min(timeout_s, _LONGEST_WAIT_S) * 1000)), zmq.POLLOUT)
 
     def close(self) -> None:
         """Close, after at most `CHILD_LINGER_MS` for what is still queued. May be called again."""

@@ -92,6 +92,17 @@ def test_a_send_is_refused_before_the_child_is_there_and_when_it_is_behind(prefi
     pipe.close()
 
 
+def test_a_wait_may_be_as_long_as_one_likes(tmp_path: Path) -> None:
+    parent = ParentPipe(str(tmp_path / "w-1"))
+    child = WorkerPipe(parent.path_prefix)
+    for wait_s in (2.0**31 / 1000, 2.0**32, 1e300):
+        _until(lambda: parent.send(b"word"), parent)
+        assert child.recv(wait_s) == b"word"
+        child.wait_sendable(wait_s)
+    child.close()
+    parent.close()
+
+
 def test_what_a_dead_child_did_not_read_never_reaches_the_next_one(tmp_path: Path) -> None:
     first = ParentPipe(str(tmp_path / "w-1"))
     child = _child(SILENT, first.path_prefix)

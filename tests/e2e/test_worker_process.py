@@ -270,6 +270,19 @@ def test_an_expiry_wakes_an_idle_worker(agent: Agent) -> None:
     assert agent.finish(1).reason == "expired"
 
 
+def test_a_wall_budget_beyond_what_a_wait_can_be_is_only_waited_for_in_parts(agent: Agent) -> None:
+    """Waits are counted in 31 bits of milliseconds; the longest budget has 32."""
+    agent.send(submit(1, tokens=4000, wall_ms=2**32 - 1))
+    agent.wait(lambda: agent.has_tokens(1))
+    agent.send(Pause(generation=GenerationId(1)))
+    agent.send(Ping(nonce=1))
+    agent.take(Pong, lambda pong: pong.nonce == 1)
+    agent.send(Ping(nonce=2))
+    agent.take(Pong, lambda pong: pong.nonce == 2)
+    agent.send(Cancel(generation=GenerationId(1)))
+    assert agent.finish(1).reason == "cancelled"
+
+
 def test_pause_holds_and_resume_goes_on_without_gap(agent: Agent) -> None:
     agent.send(submit(1, tokens=2000))
     agent.wait(lambda: len(agent.tokens(1)) > 20)

@@ -185,6 +185,7 @@ class Driver:
     def _transfer(self, work: Work) -> bool:
         self.ops += work.ops
         lost = self.transfers.run(work.ops)
+        assert not lost or self.transfers.failing, "an operation that could never be done"
         for op in lost:
             self.scheduler.lose(op)
         return not lost

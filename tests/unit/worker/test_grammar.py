@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLParserLimits
 from agent.worker.draw_state import DrawState
 from agent.worker.grammar import MAX_WAITING, Grammar, GrammarBuilder, Made
 from agent.worker.sampler import sample
-from bus.errors import ConstraintInvalid, ConstraintReplayFailed, QueueFull
+from bus.errors import ConstraintInvalid, ConstraintReplayFailed, Internal, QueueFull
 from bus.ids import GenerationId
 from bus.messages.sampling import Constraint, SamplingParams
 from bus.text.constraints import make_matcher, make_tokenizer
@@ -207,6 +207,39 @@ def test_what_nobody_wants_any_more_is_not_handed_out(builder: GrammarBuilder) -
     builder.drop(GenerationId(7))
     builder.start(GenerationId(2), SCHEMA, [])
     assert [generation for generation, _ in wait_for(builder, 1)] == [2]
+
+
+def test_a_number_that_is_used_again_gets_the_grammar_of_its_last_start(
+    builder: GrammarBuilder,
+) -> None:
+    builder.start(GenerationId(1), regex("a"), [])
+    builder.drop(GenerationId(1))
+    builder.start(GenerationId(1), regex("b"), [])
+    ((generation, grammar),) = wait_for(builder, 1)
+    assert generation == 1
+    assert isinstance(grammar, Grammar)
+    assert allowed(grammar.mask()) == {ord("b")}
+
+
+class PanicError(BaseException):
+    """As native code's panics: no Exception."""
+
+
+def test_a_panic_is_one_request_s_error_and_the_thread_goes_on() -> None:
+    opened: list[int] = []
+
+    def open_model() -> TextModel:
+        opened.append(1)
+        if len(opened) == 1:
+            raise PanicError
+        return TOY
+
+    with_panic = GrammarBuilder(open_model, VOCAB)
+    with_panic.start(GenerationId(1), SCHEMA, [])
+    with_panic.start(GenerationId(2), SCHEMA, [])
+    kinds = {generation: type(made) for generation, made in wait_for(with_panic, 2)}
+    with_panic.close()
+    assert kinds == {1: Internal, 2: Grammar}
 
 
 def test_too_many_are_refused(builder: GrammarBuilder) -> None:

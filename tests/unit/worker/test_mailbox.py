@@ -90,7 +90,8 @@ def test_a_submit_that_can_not_be_read_is_rejected(values: list[object]) -> None
 
 
 def test_what_names_nobody_is_only_logged() -> None:
-    for values in ([1], [1, -1], [1, 2**63 * 2.0], [1, "7"], [5], [5, "x"], [30, 7], 7, {}):
+    none: list[object] = [[1], [1, -1], [1, 2**63 * 2.0], [1, "7"], [5], [5, "x"], [30, 7], 7, {}]
+    for values in none:
         pipe = MemoryPipe(msgpack.packb(values), room=5)
         assert list(Mailbox(pipe).receive(0.0)) == []
         assert pipe.sent == []

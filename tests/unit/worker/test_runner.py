@@ -12,9 +12,10 @@ import pytest
 from agent.worker.engine import Engine
 from agent.worker.model_runner import ModelRunner
 from agent.worker.runner import REPORT_S, Worker
+from bus.errors import Internal
 from bus.ids import GenerationId, pack_ids
 from bus.messages.sampling import SamplingParams
-from bus.messages.worker import UNASKED, WORKER, Output, Ping, Pong, Stop, Submit
+from bus.messages.worker import UNASKED, WORKER, Cancel, Output, Ping, Pong, Stop, Submit
 from tests.harness.models import toy_model_folder
 
 #: What one turn of the loop takes on the test's clock.
@@ -44,6 +45,9 @@ class MemoryPipe:
     def send(self, data: bytes) -> bool:
         self.sent.append((self.now, WORKER.decode(data)))
         return True
+
+    def wait_sendable(self, timeout_s: float) -> None:
+        raise AssertionError("this pipe takes everything")
 
     def serve(self, runner: ModelRunner) -> list[tuple[float, Any]]:
         Worker(self, Engine(runner), self.clock).run()
@@ -95,6 +99,37 @@ def test_a_request_with_files_is_refused_by_name_and_others_run(runner: ModelRun
     assert (refused.finish.reason, refused.finish.error_code) == ("refused", "invalid")
     assert refused.finish.param == "blobs"
     assert [run.finish.reason for run in runs if run.finish] == ["refused", "length"]
+
+
+def test_files_in_a_repeat_of_one_that_runs_are_no_end_of_it(runner: ModelRunner) -> None:
+    again = replace(submit(5, 3), files=("/files/a",))
+    sent = [message for _, message in MemoryPipe(submit(5, 3), again).serve(runner)]
+    runs = [run for m in sent if isinstance(m, Output) for run in m.runs]
+    assert [run.finish.reason for run in runs if run.finish] == ["length"]
+
+
+def test_a_generation_whose_number_was_cancelled_at_once_ends_once(runner: ModelRunner) -> None:
+    cancel = Cancel(generation=GenerationId(1))
+    inbox = (submit(5, 3), cancel, submit(5, 3), cancel, submit(5, 9))
+    sent = [message for _, message in MemoryPipe(*inbox).serve(runner)]
+    runs = [run for m in sent if isinstance(m, Output) for run in m.runs]
+    assert [run.finish.reason for run in runs if run.finish] == ["cancelled"]
+
+
+def test_a_fault_with_a_long_text_is_told_in_a_message_that_can_be_read(
+    runner: ModelRunner,
+) -> None:
+    engine = Engine(runner)
+    pipe = MemoryPipe(submit(5, 3))
+    worker = Worker(pipe, engine, pipe.clock)
+    engine.submit(replace(submit(5, 3), generation=GenerationId(9)), 0.0)
+    engine.scheduler.refuse(GenerationId(9), Internal("ONNX Runtime failed: " + "\u2603" * 3000))
+    worker.run()
+    runs = [run for _, m in pipe.sent if isinstance(m, Output) for run in m.runs]
+    (told,) = [run.finish for run in runs if run.generation == 9]
+    assert told is not None
+    assert told.error_code == "internal"
+    assert 400 < len(told.message) < 600
 
 
 def test_an_idle_worker_answers_and_says_nothing_else(runner: ModelRunner) -> None:

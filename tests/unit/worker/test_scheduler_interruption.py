@@ -43,6 +43,19 @@ def test_g2_cancel_while_decoding_counts_what_was_made() -> None:
     assert driver.finish(1).usage.completion_tokens == 4
 
 
+def test_a_number_is_in_use_until_its_end_was_taken() -> None:
+    """Else what is kept for it would go with the end of the one before."""
+    driver = Driver()
+    driver.submit(submit(1, max_new=100))
+    driver.turn()
+    driver.scheduler.cancel(GenerationId(1))
+    assert driver.scheduler.knows(GenerationId(1))
+    driver.submit(submit(1, max_new=5))
+    driver.run()
+    assert driver.finish(1).reason == "cancelled"
+    assert not driver.scheduler.knows(GenerationId(1))
+
+
 def test_cancel_of_an_unknown_generation_is_passed_over() -> None:
     driver = Driver()
     driver.cancel(7)

@@ -170,6 +170,12 @@ def test_so_it_does_without_host_memory(seed: int) -> None:
     assert not [op for op in script.driver.ops if isinstance(op, SaveLane)]
 
 
+@pytest.mark.parametrize("host_tokens", [64, 700])
+@pytest.mark.parametrize("seed", [200, 201])
+def test_so_it_does_with_host_memory_for_about_one_lane(seed: int, host_tokens: int) -> None:
+    check_answers(play(seed, host_tokens=host_tokens))
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_so_it_does_when_copies_fail(seed: int) -> None:
     check_answers(play(seed, host_tokens=2000, faults=True))

@@ -207,3 +207,16 @@ def test_digests_tell_what_is_held() -> None:
     digests = driver.scheduler.prefix_digests()
     assert digests
     assert {len(digest) for digest in digests} == {16}
+
+
+def test_what_goes_to_make_room_for_a_preempted_lane_is_not_taken_over() -> None:
+    driver = driver_with(lanes=1, host_bytes=500 * TOKEN_BYTES)
+    ended(driver, submit(1, [*STEM, 7], max_new=5))
+    driver.submit(submit(2, list(range(1000, 1250)), qos=3, max_new=20))
+    while len(driver.ids(2)) < 5:
+        driver.turn()
+    driver.submit(submit(3, [*STEM, 8, 9], qos=0, max_new=2))
+    driver.run()
+    assert driver.scheduler.preemptions == 1
+    assert cached(driver, 3) == driver.scheduler.cached_tokens == 0
+    assert [len(driver.ids(generation)) for generation in (2, 3)] == [20, 2]
