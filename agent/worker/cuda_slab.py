@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from agent.models.onnx_runtime import onnxruntime
 from agent.worker.cuda_driver import CudaDriver
 from agent.worker.kv_cache import LaneShape, SavedLane, check_stretch
+from bus.errors import StartError
 
 
 class CudaSlab:
@@ -17,6 +18,9 @@ class CudaSlab:
         lanes: rows.
         lane: shape and type of a row.
         driver: copies.
+
+    Raises:
+        StartError: the GPU has no room.
     """
 
     device = "cuda"
@@ -26,10 +30,17 @@ class CudaSlab:
         self.lanes = lanes
         self.layout = lane.layout(layer_parts)
         shape = [lanes, lane.kv_heads, lane.max_len, lane.head_dim]
-        self._arrays = [
-            onnxruntime.OrtValue.ortvalue_from_shape_and_type(shape, lane.dtype.type, "cuda", 0)
-            for _ in range(layer_parts)
-        ]
+        try:
+            self._arrays = [
+                onnxruntime.OrtValue.ortvalue_from_shape_and_type(shape, lane.dtype.type, "cuda", 0)
+                for _ in range(layer_parts)
+            ]
+        except Exception as error:  # ONNX Runtime's share no narrower base
+            size = layer_parts * lanes * lane.lane_bytes
+            raise StartError(
+                f"the GPU gave no {size} bytes for keys and values: {error}; take less kv_bytes or "
+                "fewer lanes in [worker]"
+            ) from error
         self._bases: list[int] = [array.data_ptr() for array in self._arrays]
         self._driver = driver
         for base in self._bases:

@@ -11,7 +11,7 @@ from agent.worker.cuda_slab import CudaSlab
 from agent.worker.device_way import DeviceWay
 from agent.worker.filled_lanes import FilledLanes
 from agent.worker.kv_cache import LaneShape
-from bus.errors import Internal, ModelIncomplete, StartError
+from bus.errors import Internal, ModelIncomplete
 from bus.log import EventLog
 
 log = EventLog(__name__)
@@ -43,21 +43,24 @@ def open_on_cuda(
         graphs: whether to try CUDA graphs.
 
     Raises:
-        StartError: the GPU is not to be had.
-        ModelIncomplete: the graph can not be loaded, or not be run.
+        StartError: the GPU is not to be had, or has no room.
+        ModelIncomplete: the graph can not be loaded.
+        Internal: the driver failed, or a run did.
     """
-    try:
-        driver = CudaDriver()
-    except Internal as error:
-        raise StartError(error.message) from error
-    slab = FilledLanes(CudaSlab(layer_parts, lanes, lane, driver))
-    memory = CudaMemory(driver)
+    made: list[tuple[FilledLanes, CudaMemory]] = []
 
     def way(graphs: bool) -> DeviceWay:
+        # The session goes first: it tells best what the GPU lacks.
         session = opened(_GRAPHS if graphs else _PLAIN)
+        if not made:
+            driver = CudaDriver()
+            slab = FilledLanes(CudaSlab(layer_parts, lanes, lane, driver))
+            made.append((slab, CudaMemory(driver)))
+        slab, memory = made[0]
         return DeviceWay(session, slab, vocab, memory, graphs=graphs)
 
-    return slab, (with_graphs(way) if graphs else _warm(way, graphs=False))
+    warm = with_graphs(way) if graphs else _warm(way, graphs=False)
+    return made[0][0], warm
 
 
 def with_graphs(way: Callable[[bool], DeviceWay]) -> DeviceWay:

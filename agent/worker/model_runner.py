@@ -33,7 +33,10 @@ from agent.worker.prepacked import open_prepacked
 from agent.worker.provider import Target, check_provider, choose_target, preload_cuda
 from agent.worker.sessions import SessionOptions, open_session
 from agent.worker.spinning import SpinPolicy
-from bus.errors import ModelIncomplete
+from bus.errors import Internal, ModelIncomplete, StartError
+from bus.log import EventLog
+
+log = EventLog(__name__)
 
 #: A larger model is opened only once, without spinning: the weights that ONNX Runtime packs anew
 #: are in memory once for each session.
@@ -49,7 +52,9 @@ class Way(Protocol):
 
 
 class ModelRunner:
-    """Owns a session, its slab and its bindings. One thread drives it.
+    """Owns a model's sessions and slab. One thread drives it.
+
+    Where `auto` found a GPU that can not be used after all, the CPU is taken and the log says why.
 
     Args:
         folder: an opened model folder.
@@ -64,6 +69,10 @@ class ModelRunner:
     Raises:
         StartError: no such device, or the graph can not be loaded (ModelIncomplete).
         ConfigInvalid: the KV budget is too small.
+
+    Attributes:
+        window: tokens that a lane may hold.
+        run_s: seconds inside ONNX Runtime so far.
     """
 
     def __init__(
@@ -79,9 +88,32 @@ class ModelRunner:
         graphs: bool = True,
     ) -> None:
         self.folder = folder
+        self.run_s = 0.0
+        threads = threads or usable_processors()
+        self._policy = SpinPolicy(threads)
         self.target = choose_target(folder, device)
+        try:
+            self._open(lanes, kv_bytes, threads, spin, prepack, graphs)
+        except (Internal, StartError, ModelIncomplete) as error:
+            if device != "auto" or self.target.gpu is None:
+                raise
+            log.warning(
+                "cuda_not_used", model=folder.name, gpu=self.target.gpu.name, error=error.message
+            )
+            self.target = choose_target(folder, "cpu")
+            self._open(lanes, kv_bytes, threads, spin, prepack, graphs)
+
+    def _open(
+        self,
+        lanes: int,
+        kv_bytes: int,
+        threads: int,
+        spin: bool | None,
+        prepack: bool,
+        graphs: bool,
+    ) -> None:
+        folder, figures = self.folder, self.folder.signature
         float16 = self.target.gpu is not None
-        figures = folder.signature
         tokens = lane_tokens(
             window=figures.max_positions,
             kv_bytes=kv_bytes,
@@ -95,10 +127,7 @@ class ModelRunner:
             np.dtype(np.float16 if float16 else np.float32),
         )
         self.numerics = numerics_id(folder, self.target, lane)
-        self._policy = SpinPolicy(threads or usable_processors())
-        #: Seconds inside ONNX Runtime so far.
-        self.run_s = 0.0
-        opener = _Opener(folder, self.target, threads or usable_processors(), prepack=prepack)
+        opener = _Opener(folder, self.target, threads, prepack=prepack)
         if float16:
             self._open_on_cuda(opener, lanes, lane, graphs)
         else:
@@ -130,7 +159,6 @@ class ModelRunner:
             vocab=figures.vocab,
             graphs=graphs,
         )
-        #: Tokens that a lane may hold.
         self.window = lane.max_len - SPARE_POSITIONS
         self._calm, self._awake, self._tested = way, None, way
 
@@ -243,9 +271,9 @@ class _Opener:
         try:
             return open_session(self._target.graph, self._target.providers, options)
         except Exception as error:  # its errors share no narrower base
-            name = self._folder.name
+            name, device = self._folder.name, self._target.device
             raise ModelIncomplete(
-                f"model {name} can not be loaded: {error}; make it again with "
+                f"model {name} can not be loaded on {device}: {error}; make it again with "
                 f"`sfctl model import FILE.gguf --name {name}`",
                 param="model",
             ) from error

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agent.models.folder import ModelFolder
 from agent.models.onnx_runtime import onnxruntime
@@ -60,20 +61,29 @@ class NoGpuError(Exception):
     """Why no GPU can be used; the text is a clause for a longer sentence."""
 
 
-def probe_cuda() -> Gpu:
+def probe_cuda(load: Callable[[str], Any] = ctypes.CDLL) -> Gpu:
     """Ask the CUDA driver, and nothing else, for its first GPU.
+
+    Args:
+        load: opens a library.
 
     Raises:
         NoGpuError: there is no driver, or it has no GPU.
     """
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
+        driver = load("libcuda.so.1")
     except OSError:
-        raise NoGpuError("no NVIDIA driver is installed (libcuda.so.1 is not there)") from None
+        raise NoGpuError(
+            "no NVIDIA driver is installed (libcuda.so.1 is not there); install it, or give it to "
+            "the container"
+        ) from None
     count, device = ctypes.c_int(), ctypes.c_int()
     status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
     if status or not count.value:
-        raise NoGpuError(f"the NVIDIA driver has no GPU (CUDA status {status})")
+        raise NoGpuError(
+            f"the NVIDIA driver has no GPU (CUDA status {status}); see that nvidia-smi shows one, "
+            "and that a container is given it"
+        )
     name = ctypes.create_string_buffer(128)
     parts = [ctypes.c_int(), ctypes.c_int()]
     status = driver.cuDeviceGet(ctypes.byref(device), 0) or driver.cuDeviceGetName(
@@ -84,7 +94,10 @@ def probe_cuda() -> Gpu:
     ):
         status = status or driver.cuDeviceGetAttribute(ctypes.byref(part), what, device)
     if status:
-        raise NoGpuError(f"the NVIDIA driver does not describe its GPU (CUDA status {status})")
+        raise NoGpuError(
+            f"the NVIDIA driver does not describe its GPU (CUDA status {status}); see whether "
+            "nvidia-smi does"
+        )
     return Gpu(name.value.decode(errors="replace"), ".".join(str(part.value) for part in parts))
 
 

@@ -59,6 +59,10 @@ def open_session(
     if wanted.save_to is not None:
         options.optimized_model_filepath = str(wanted.save_to)
     first, *others = providers
+    # Left to itself it tries another provider after a fault, and prints that to stdout.
     return onnxruntime.InferenceSession(
-        str(graph), options, providers=[(first, dict(wanted.provider_options)), *others]
+        str(graph),
+        options,
+        providers=[(first, dict(wanted.provider_options)), *others],
+        enable_fallback=0,
     )
