@@ -15,6 +15,7 @@ from bus.state import StateFolder
 from head.cli import cli
 from head.cli.model_use import serving_agents
 from head.cli.models import default_name
+from tests.harness.foreign_folders import OptimumGraph, write_optimum
 from tests.harness.gguf_models import SmallModel, write_model
 from tests.harness.models import toy_model_folder
 
@@ -55,6 +56,28 @@ def test_check_says_why_not_and_fails(state: Path, tmp_path: Path) -> None:
     shown = json.loads(sfctl(state, "check", file, "-o", "json").stdout)
     assert shown["usable"] is False
     assert len(shown["reasons"]) == 1
+
+
+def test_folders_of_other_programs(state: Path, tmp_path: Path) -> None:
+    source = write_optimum(tmp_path / "Some-Model", OptimumGraph().model())
+    result = sfctl(state, "check", source)
+    assert result.exit_code == 0
+    assert "note: import would rewrite onnx/model_q4.onnx" in result.stderr
+    lines = [line.split(None, 1) for line in result.stdout.splitlines()]
+    assert ["kind", "optimum"] in lines
+    result = sfctl(state, "import", source, "--variant", "q4")
+    assert result.exit_code == 0
+    assert result.stdout.strip() == str(state / "models" / "some-model")
+    assert sfctl(state, "check", "some-model", "--verify").exit_code == 0
+    (source / "config.json").write_text("{}")
+    for command in ("check", "import"):
+        result = sfctl(state, command, source)
+        assert result.exit_code == 1
+        assert "has no usable max_position_embeddings" in result.stderr
+    exported = tmp_path / "out"
+    assert sfctl(state, "export", "toy", "--genai", exported).exit_code == 0
+    assert sfctl(state, "import", exported, "--name", "toy-again").exit_code == 0
+    assert sfctl(state, "show", "toy-again").exit_code == 0
 
 
 def test_check_takes_a_model_by_its_name(state: Path) -> None:
