@@ -249,6 +249,45 @@ def write_optimum(
     return path
 
 
+def write_genai(path: Path, model: onnx.ModelProto) -> Path:
+    """Lay a folder out as onnxruntime-genai's model builder does, with its names."""
+    path.mkdir(parents=True)
+    toy = toy_model_folder().path
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copyfile(toy / file, path / file)
+    decoder = {
+        "filename": "model.onnx",
+        "head_size": HEAD_DIM,
+        "hidden_size": HIDDEN,
+        "num_attention_heads": HEADS,
+        "num_hidden_layers": LAYERS,
+        "num_key_value_heads": KV_HEADS,
+        "inputs": {
+            "input_ids": "input_ids",
+            "attention_mask": "attention_mask",
+            "past_key_names": "past_key_values.%d.key",
+            "past_value_names": "past_key_values.%d.value",
+        },
+        "outputs": {
+            "logits": "logits",
+            "present_key_names": "present.%d.key",
+            "present_value_names": "present.%d.value",
+        },
+    }
+    figures = {"type": "llama", "vocab_size": VOCAB, "context_length": 64, "bos_token_id": 259}
+    ends = {"eos_token_id": 256, "pad_token_id": 256}
+    whole = {"model": {**figures, **ends, "decoder": decoder}, "search": {"max_length": 64}}
+    (path / "genai_config.json").write_text(json.dumps(whole))
+    onnx.save_model(
+        model,
+        str(path / "model.onnx"),
+        save_as_external_data=True,
+        location="model.onnx.data",
+        size_threshold=64,
+    )
+    return path
+
+
 class OptimumSession:
     """Runs such a graph as Optimum's programs do: the cache grows, the mask is all ones."""
 

@@ -21,6 +21,7 @@ from tests.harness.foreign_folders import (
     Head,
     OptimumGraph,
     OptimumSession,
+    write_genai,
     write_optimum,
 )
 from tests.harness.models import smollm2_folder, toy_model_folder
@@ -50,6 +51,22 @@ def test_a_folder_exported_and_imported_again_gives_the_same_bits(tmp_path: Path
     assert back.chat_template is not None
     assert toy.chat_template is not None
     assert back.chat_template.read_bytes() == toy.chat_template.read_bytes()
+
+
+def test_a_folder_with_the_names_of_the_model_builder(tmp_path: Path) -> None:
+    source = write_genai(tmp_path / "source", OptimumGraph(head="last").model())
+    folder = import_foreign(source, tmp_path / "model")
+    expected = OptimumSession(source / "model.onnx")
+    model = runner(folder)
+    chunk = expected.run(PROMPT)
+    np.testing.assert_allclose(model.prefill_chunk(0, PROMPT, 0)[0], chunk[-1], atol=1e-5)
+    step = expected.run([90])
+    np.testing.assert_allclose(model.decode([90], [10])[0], step[-1], atol=1e-5)
+    # genai_config.json's and <|im_end|> of tokenizer_config.json
+    assert folder.eos_ids == (256, 258)
+    assert folder.bos_id == 259
+    assert folder.signature.max_positions == 64
+    assert (folder.path / GRAPH_DATA).stat().st_ino == (source / GRAPH_DATA).stat().st_ino
 
 
 def test_steps_of_several_lanes_give_the_same_bits(tmp_path: Path) -> None:
