@@ -8,7 +8,7 @@ PIP_FLAGS ?=
 # How long `make fuzz` runs, and how many runs `make sim` does.
 SECONDS ?= 60
 RUNS ?= 4000
-# The seed of both: `make fuzz` draws one when it is empty, `make sim` begins with 1.
+# A seed: `make fuzz` and `make odd-requests` draw one when it is empty, `make sim` begins with 1.
 SEED ?=
 # make bench-engine: PEERS=1 measures the runtimes of bench-peers in the same rounds; SUSTAIN is in
 # minutes, 0 skips it. JOBS= bounds the compiler in bench-peers.
@@ -26,7 +26,7 @@ STAMP_DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_FLAGS)
 
 .PHONY: help venv venv-dev demo stop test lint unit sim mutants wheel-check bench-engine bench-fleet \
-  bench-peers bench-strangers bench-bus faults-long fuzz constraints clean
+  bench-peers bench-strangers bench-bus faults-long fuzz odd-requests constraints clean
 
 help:
 	@echo "make demo          install, get a model, start one head and two nodes, ask it something"
@@ -36,6 +36,7 @@ help:
 	@echo "make venv          only install into $(VENV)"
 	@echo "make wheel-check   build the wheel and try it in an environment of its own"
 	@echo "make fuzz          wrong input of all kinds for SECONDS=60, drawn from SEED="
+	@echo "make odd-requests  10,000 odd requests, drawn from SEED=, against a live worker and a head"
 	@echo "make constraints   JSON Schemas of the public test suite against constrained output"
 	@echo "make bench-engine  tokens/s of the engine    make bench-fleet  the fleet against the engine"
 	@echo "make bench-peers   build the runtimes for make bench-engine PEERS=1 to compare with"
@@ -99,6 +100,9 @@ bench-peers: $(STAMP_DEV)
 
 fuzz: $(STAMP_DEV)
 	@$(BIN)/python -m tests.fuzz --seconds '$(SECONDS)' --seed '$(SEED)'
+
+odd-requests: $(STAMP_DEV)
+	@$(BIN)/python -m tests.odd --seed '$(SEED)'
 
 constraints: $(STAMP_DEV)
 	@$(BIN)/python -m tests.constraints

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bus.errors import DecodeError
@@ -27,7 +28,7 @@ from bus.messages.worker import (
     Resume,
     WorkerStats,
 )
-from tests.odd.live_worker import LiveWorker
+from tests.odd.live_worker import LiveWorker, live_worker
 from tests.odd.messages import FIRST, Odd, odd_message
 from tests.odd.neighbours import Neighbours
 from tests.odd.tally import Tally
@@ -55,7 +56,7 @@ class WorkerGone(Exception):
 
 @dataclass
 class _Open:
-    """A request that is not done. `again`: how many submits have its number."""
+    """A request that is not done."""
 
     odd: Odd
     since: float
@@ -69,17 +70,15 @@ class WorkerRun:
     Args:
         worker: that answers.
         seed: of the requests.
-        tell: gets what a person should read.
     """
 
-    def __init__(self, worker: LiveWorker, seed: int, tell: Callable[[str], None] = print) -> None:
+    def __init__(self, worker: LiveWorker, seed: int) -> None:
         self.tally = Tally()
         self._worker = worker
         self._seed = seed
-        self._tell = tell
         self._neighbours = Neighbours()
         self._keep_going = False
-        #: Submits by generation, in their order; `None` stands for one of an earlier number.
+        #: By generation, in their order: a number may be given again.
         self._open: dict[int, deque[_Open]] = {}
         #: By nonce, messages that a pong shows to be survived.
         self._asked: dict[int, Odd] = {}
@@ -89,10 +88,10 @@ class WorkerRun:
         self._done_at = time.monotonic()
         self._ready = False
 
-    def run(self, requests: int, first: int = 0) -> Tally:
-        """Send so many requests, from the `first` of the seed on, and see what comes of them."""
+    def run(self, requests: int) -> Tally:
+        """Send so many requests, and see what comes of them."""
         try:
-            self._run(range(first, first + requests))
+            self._run(requests)
         except WorkerGone as error:
             self.tally.worker_deaths += 1
             self.tally.faults.append(
@@ -104,14 +103,14 @@ class WorkerRun:
         self.tally.faults += self._neighbours.faults
         return self.tally
 
-    def _run(self, numbers: range) -> None:
+    def _run(self, requests: int) -> None:
         self._wait(lambda: self._ready)
         self._start_neighbours()
         self._wait(lambda: not self._neighbours.running)
         self._neighbours.keep_as_wanted()
         self._keep_going = True
         self._start_neighbours()
-        for number in numbers:
+        for number in range(requests):
             self._wait(lambda: self._waiting < OPEN and not self._unsent)
             self._send_odd(odd_message(self._seed, number, WINDOW))
         self._wait(lambda: not self._waiting)
@@ -127,8 +126,7 @@ class WorkerRun:
         return len(self._asked) + sum(map(len, self._open.values()))
 
     def _check_rest(self) -> None:
-        stats = self._stats
-        assert stats is not None
+        stats = self._stats or WorkerStats()
         left = (stats.lanes_used, stats.queued, stats.kv_live_tokens)
         if left != (0, 0, 0):
             self.tally.faults.append(f"lanes, queue and tokens are left at the end: {left}")
@@ -263,3 +261,14 @@ class WorkerRun:
             self.tally.error(code)
         else:
             self.tally.answer()
+
+
+def worker_run(model_folder: Path, folder: Path, seed: int, requests: int) -> Tally:
+    """A run against a worker process of its own.
+
+    Args:
+        folder: for its pipes, its log and what it parks.
+    """
+    arguments = (*ARGUMENTS, "--park", str(folder / "parked"))
+    with live_worker(model_folder, folder, *arguments) as worker:
+        return WorkerRun(worker, seed).run(requests)
