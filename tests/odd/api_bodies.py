@@ -8,7 +8,8 @@ from typing import Any
 
 import msgpack
 
-from bus.messages.api import MARK
+from bus.errors import DecodeError
+from bus.messages.api import MARK, decode_body
 from tests.fuzz.generate import change_bytes, junk, random_bytes, spoil
 from tests.odd.constraints import odd_constraint
 from tests.odd.submits import FLOATS, INTS, STOPS, VOCAB
@@ -55,13 +56,10 @@ def odd_frames(rng: random.Random, name: bytes, model: str, window: int) -> list
 
 def id_of(frames: list[bytes]) -> bytes | None:
     """The id that a reply will have; None where none can be read."""
-    if len(frames) < 2 or frames[0] != MARK:
-        return None
     try:
-        body = msgpack.unpackb(frames[1], strict_map_key=False)
-    except Exception:  # noqa: BLE001 - of any kind, for bytes that are no map
+        found = decode_body(frames).get("id")
+    except DecodeError:
         return None
-    found = body.get("id") if type(body) is dict else None
     return found if type(found) is bytes and 1 <= len(found) <= 64 else None
 
 
@@ -95,7 +93,7 @@ def _length(rng: random.Random, body: Body, window: int) -> None:
 
 
 def _ids(rng: random.Random, body: Body, window: int) -> None:
-    wrong = (VOCAB, 2**32 - 1, 2**32, -1, 1.0, "1", None, [])
+    wrong: tuple[Any, ...] = (VOCAB, 2**32 - 1, 2**32, -1, 1.0, "1", None, [])
     body |= {"op": "generate", "tokens": [0, 256, 259, rng.choice(wrong)]}
 
 
