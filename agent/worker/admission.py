@@ -102,7 +102,7 @@ class Admission:
         if self._lanes.free <= passed_over:
             if self._lanes.free or sequence.qos >= self._vain:
                 return False
-            leaving = victim(sequence, self._lanes, now)
+            leaving = victim(sequence, self._lanes, now, self._reuse.can_hold)
             if leaving is None:
                 self._vain = sequence.qos
                 return False

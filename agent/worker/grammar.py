@@ -184,7 +184,8 @@ class GrammarBuilder:
         Raises:
             QueueFull: too many wait.
         """
-        if len(self._wanted) >= MAX_WAITING:
+        # What was dropped waits in the line, too, until the thread comes to it.
+        if max(len(self._wanted), self._jobs.qsize()) >= MAX_WAITING:
             raise QueueFull(
                 f"{MAX_WAITING} constraints wait to be compiled on this worker; try again in a "
                 "second",

@@ -27,7 +27,7 @@ from agent.worker.scheduler import Scheduler
 from agent.worker.spans import make_spans, usable
 from agent.worker.transfers import Transfers
 from bus.closing import Closing
-from bus.errors import NotFound, StorageFull, SuperfluidError, UnsupportedOnFleet
+from bus.errors import Internal, NotFound, StorageFull, SuperfluidError, UnsupportedOnFleet
 from bus.file_thread import FileThread
 from bus.ids import NumericsId, count_ids, unpack_ids
 from bus.log import EventLog
@@ -273,6 +273,11 @@ class Parking(Closing):
                 results.append(work())
             except SuperfluidError as error:
                 results.append(error)
+            except OSError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the thread is for the next request, too
+                log.error("session_file_failed", error=repr(error))
+                results.append(Internal(f"{self._folder}: {error!r}; the worker's log has more"))
 
         def finish(error: OSError | None) -> None:
             self._working = False

@@ -7,7 +7,7 @@ One that came back has its lane for a while, so that two do not push each other 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from agent.worker.priority import class_of
 from agent.worker.sequence import Sequence
@@ -21,15 +21,21 @@ SAFE_TOKENS = 64
 PAUSED_S = 2.0
 
 
-def victim(candidate: Sequence, placed: Iterable[Sequence], now: float) -> Sequence | None:
+def victim(
+    candidate: Sequence,
+    placed: Iterable[Sequence],
+    now: float,
+    fits: Callable[[Sequence], bool],
+) -> Sequence | None:
     """The sequence that leaves its lane to the candidate, or None.
 
     Args:
         candidate: one that waits, and could run.
         placed: all sequences in lanes.
         now: seconds.
+        fits: whether host memory has room for a sequence.
     """
-    found = [s for s in placed if _may_be_taken(candidate, s, now)]
+    found = [s for s in placed if _may_be_taken(candidate, s, now) and fits(s)]
     return max(found, key=lambda s: (s.paused, class_of(s, now), -s.computed), default=None)
 
 

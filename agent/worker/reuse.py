@@ -204,6 +204,11 @@ class Reuse:
         news = tokens - common + (STEP_COST - 1) * steps
         return news >= enough or by_chunk - match.by_chunk >= enough
 
+    def can_hold(self, sequence: Sequence) -> bool:
+        """Whether `hold` would make room for a sequence."""
+        tokens = sequence.computed
+        return bool(self._cache.budget_bytes) and self._cache.can_hold(tokens * self._token_bytes)
+
     def hold(self, sequence: Sequence, lane: int) -> list[LaneOp] | None:
         """Make room for a sequence that loses its lane; None when there is none."""
         tokens = sequence.computed

@@ -21,6 +21,8 @@ LEAST_SPLIT_TOKENS = 2
 TURN_TARGET_S = 0.050
 #: Steps get at most so many times the time of chunks while prefill waits.
 STEPS_TO_CHUNKS = 3.0
+#: A step that seems to have taken longer was not at work all the time: the process was stopped.
+LONGEST_STEP_S = 5.0
 #: Weight of the newest measurement of chunk and step times.
 _NEWEST = 0.25
 
@@ -86,7 +88,7 @@ class TurnPacer:
         """A step ran."""
         self.step_s = _smooth(self.step_s, elapsed_s)
         self._chunk_was_last = False
-        self._steps_s += elapsed_s
+        self._steps_s += min(elapsed_s, LONGEST_STEP_S)
 
     def _fitting(self, beside: int) -> int:
         """What fits beside a step into the turn target."""

@@ -249,6 +249,28 @@ def test_too_many_are_refused(builder: GrammarBuilder) -> None:
         builder.start(GenerationId(MAX_WAITING), SCHEMA, [])
 
 
+def test_those_that_were_dropped_count_until_the_thread_has_passed_them_over() -> None:
+    """Each has up to 256 KiB, and one who asks and cancels does not wait for any."""
+    busy, go_on = threading.Event(), threading.Event()
+
+    def open_model() -> TextModel:
+        busy.set()
+        go_on.wait(20.0)
+        return TOY
+
+    slow = GrammarBuilder(open_model, VOCAB)
+    slow.start(GenerationId(0), SCHEMA, [])
+    assert busy.wait(20.0)
+    for generation in range(1, 1 + MAX_WAITING):
+        slow.start(GenerationId(generation), SCHEMA, [])
+        slow.drop(GenerationId(generation))
+    with pytest.raises(QueueFull):
+        slow.start(GenerationId(9999), SCHEMA, [])
+    go_on.set()
+    wait_for(slow, 1)
+    slow.close()
+
+
 def test_closing_ends_the_thread() -> None:
     builder = GrammarBuilder(lambda: TOY, VOCAB)
     builder.close()

@@ -48,6 +48,7 @@ class Node:
         host_bytes: int = 16 << 20,
         limits: ParkLimits | None = None,
         numerics: NumericsId | None = None,
+        wall_clock: Callable[[], float] = lambda: WALL_S,
     ) -> None:
         self.engine = Engine(runner, host_kv_bytes=host_bytes)
         self.parking = Parking(
@@ -57,7 +58,7 @@ class Node:
             folder=folder,
             model=runner.folder.digest,
             numerics=numerics or runner.numerics,
-            wall_clock=lambda: WALL_S,
+            wall_clock=wall_clock,
             limits=limits or ParkLimits(),
         )
 
@@ -296,3 +297,20 @@ def test_a_worker_without_a_folder_says_so() -> None:
     assert parked.code == UnsupportedOnFleet.code
     assert "folder" in restored.problem
     assert refuse(Forget(session=SESSION)) is None
+
+
+def test_a_fault_that_nobody_foresaw_is_told_and_the_next_request_is_served(
+    runner: ModelRunner, tmp_path: Path
+) -> None:
+    def broken_clock() -> float:
+        raise ZeroDivisionError
+
+    node = Node(runner, tmp_path, wall_clock=broken_clock)
+    with closing(node.parking):
+        tokens, _ = node.run(submit(1, GREEDY, [], ANSWER))
+        parked = node.ask(park(tokens))
+        assert isinstance(parked, Parked)
+        assert (parked.tokens, parked.code) == (0, "internal")
+        restored = node.ask(restore(tokens))
+        assert isinstance(restored, Restored)
+        assert restored.tokens >= 64, "host memory has it still"

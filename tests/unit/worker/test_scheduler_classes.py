@@ -245,3 +245,19 @@ def test_32_requests_on_8_lanes_all_complete_and_a_fresh_one_is_served_then() ->
     driver.submit(submit(99, prompt(99, 30), max_new=1))
     driver.run()
     assert driver.finish(99).reason == "length"
+
+
+def test_a_lane_that_host_memory_has_room_for_is_taken_when_others_are_too_large() -> None:
+    driver = driver_with(lanes=2, host_bytes=200 * TOKEN_BYTES)
+    driver.submit(submit(1, prompt(1, 400), qos=3, max_new=100))
+    driver.submit(submit(2, prompt(2, 50), qos=3, max_new=100))
+    while len(driver.emitted) < 2 or len({e.generation for e in driver.emitted}) < 2:
+        driver.turn()
+    driver.pause(1)
+    driver.now += 5.0
+    driver.submit(submit(3, prompt(3, 50), qos=0, max_new=2))
+    driver.turn()
+    assert driver.scheduler.preemptions == 1
+    driver.resume(1)
+    driver.run()
+    assert [len(driver.ids(generation)) for generation in (1, 2, 3)] == [100, 100, 2]

@@ -80,3 +80,15 @@ def test_speeds_are_smoothed() -> None:
     pacer.ran_chunk(100, 0.5)
     pacer.ran_chunk(4, 0.5)  # too short to tell
     assert pacer.chunk_rate == pytest.approx(200.0)
+
+
+def test_a_step_in_which_the_process_was_stopped_is_not_paid_back_in_chunks() -> None:
+    """An hour of SIGSTOP is no work: streams do not wait for a third of it."""
+    pacer = paced(step_s=0.04, chunk_rate=400.0)
+    pacer.ran_chunk(16, 0.04)
+    pacer.ran_step(3600.0)
+    chunks_s = 0.0
+    while pacer.chunk_is_next(decoding=True):
+        pacer.ran_chunk(16, 0.04)
+        chunks_s += 0.04
+    assert chunks_s < 2.0
