@@ -16,6 +16,9 @@ PEERS ?=
 ROUNDS ?= $(if $(PEERS),15,5)
 SUSTAIN ?= $(if $(PEERS),10,0)
 JOBS ?=
+# make bench-gpu: where its results go, and cpu to see on a machine without a GPU that it runs.
+GPU_JSON ?= build/bench/gpu.json
+DEVICE ?= cuda
 # Extra words for pytest, such as -k NAME.
 TEST_FLAGS ?=
 
@@ -26,7 +29,7 @@ STAMP_DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_FLAGS)
 
 .PHONY: help venv venv-dev demo stop test lint unit sim mutants wheel-check bench-engine bench-fleet \
-  bench-peers bench-strangers bench-bus faults-long fuzz odd-requests constraints clean
+  bench-peers bench-gpu bench-strangers bench-bus faults-long fuzz odd-requests constraints clean
 
 help:
 	@echo "make demo          install, get a model, start one head and two nodes, ask it something"
@@ -40,6 +43,7 @@ help:
 	@echo "make constraints   JSON Schemas of the public test suite against constrained output"
 	@echo "make bench-engine  tokens/s of the engine    make bench-fleet  the fleet against the engine"
 	@echo "make bench-peers   build the runtimes for make bench-engine PEERS=1 to compare with"
+	@echo "make bench-gpu     check and measure a GPU in 8 minutes; results in GPU_JSON=$(GPU_JSON)"
 	@echo "make bench-bus     links against bare pyzmq  make bench-strangers  what attackers cost"
 	@echo "make faults-long   stopped agents with the times as they are, two minutes"
 	@echo "make clean         remove $(VENV), caches and builds (not the models)"
@@ -106,6 +110,10 @@ odd-requests: $(STAMP_DEV)
 
 constraints: $(STAMP_DEV)
 	@$(BIN)/python -m tests.constraints
+
+bench-gpu: $(STAMP_DEV)
+	@mkdir -p $(dir $(GPU_JSON))
+	@$(BIN)/python -m bench.gpu --device '$(DEVICE)' --json '$(GPU_JSON)'
 
 bench-fleet: $(STAMP_DEV)
 	$(BIN)/python -m bench.fleet

@@ -73,6 +73,7 @@ class ModelRunner:
     Attributes:
         window: tokens that a lane may hold.
         run_s: seconds inside ONNX Runtime so far.
+        graphs: whether steps are captured.
     """
 
     def __init__(
@@ -138,6 +139,7 @@ class ModelRunner:
         session = opener.open(spin=bool(spin))
         self.slab: KvSlab = HostSlab(2 * figures.layers, lanes, lane)
         self.window = lane.max_len
+        self.graphs = False
         self._calm: Way = HostWay(session, self.slab, figures.vocab)
         self._awake: Way | None = None
         self._tested: Any = session
@@ -160,6 +162,7 @@ class ModelRunner:
             graphs=graphs,
         )
         self.window = lane.max_len - SPARE_POSITIONS
+        self.graphs = way.graphs
         self._calm, self._awake, self._tested = way, None, way
 
     def self_test(self) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from agent.worker.cuda_driver import CudaDriver
+from agent.worker.cuda_slab import CudaSlab
 from agent.worker.host_kv import HostKv
 from agent.worker.kv_cache import LaneShape, SavedLane
-from agent.worker.provider import CUDA_PROVIDER, NoGpuError, preload_cuda, probe_cuda
 
-onnxruntime = pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.gpu
 
 LANE = LaneShape(kv_heads=3, max_len=10, head_dim=8, dtype=np.dtype(np.float16))
@@ -21,17 +19,8 @@ LANES = 3
 
 
 @pytest.fixture
-def slab() -> Any:
-    try:
-        probe_cuda()
-    except NoGpuError as reason:
-        pytest.skip(str(reason))
-    if CUDA_PROVIDER not in onnxruntime.get_available_providers():
-        pytest.skip("this onnxruntime has no CUDA")
-    preload_cuda()
-    from agent.worker.cuda_slab import CudaSlab
-
-    return CudaSlab(LAYER_PARTS, LANES, LANE)
+def slab(gpu: str) -> CudaSlab:
+    return CudaSlab(LAYER_PARTS, LANES, LANE, CudaDriver())
 
 
 def any_bits(tokens: int, seed: int = 0) -> SavedLane:
@@ -47,7 +36,7 @@ def bits(saved: SavedLane) -> npt.NDArray[np.uint16]:
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 10])
-def test_a_lane_comes_back_bit_by_bit_and_nothing_else_changes(slab: Any, tokens: int) -> None:
+def test_a_lane_comes_back_bit_by_bit_and_nothing_else_changes(slab: CudaSlab, tokens: int) -> None:
     saved = any_bits(10)
     slab.write_lane(1, saved, tokens)
     whole = bits(slab.read_lane(1, 10))
@@ -58,13 +47,13 @@ def test_a_lane_comes_back_bit_by_bit_and_nothing_else_changes(slab: Any, tokens
     np.testing.assert_array_equal(bits(slab.read_lane(1, tokens)), whole[:, :, :tokens])
 
 
-def test_a_copied_lane_is_the_same_on_the_host(slab: Any) -> None:
+def test_a_copied_lane_is_the_same_on_the_host(slab: CudaSlab) -> None:
     slab.write_lane(0, any_bits(10), 10)
     slab.copy_lane(0, 2, 6)
     np.testing.assert_array_equal(bits(slab.read_lane(2, 6)), bits(any_bits(10))[:, :, :6])
 
 
-def test_host_memory_keeps_lanes_of_the_device(slab: Any) -> None:
+def test_host_memory_keeps_lanes_of_the_device(slab: CudaSlab) -> None:
     host = HostKv(1 << 20)
     slab.write_lane(0, any_bits(10), 10)
     assert host.save(1, slab, 0, 9) == 9 * slab.layout.token_bytes
