@@ -65,6 +65,7 @@ def main() -> None:
         device="cpu",
         lanes=options.lanes,
         threads=options.threads,
+        prepack=True,  # As the workers that it is compared with.
     )
     engine = Engine(runner)
     print(json.dumps({"ready": True}), flush=True)
