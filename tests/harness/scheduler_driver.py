@@ -108,6 +108,8 @@ class Driver:
     step_s: float = 0.0
     telling: bool = False
     grid: bool = False
+    #: What fails next: "run", or "draw" for logits that are no numbers.
+    failing: str = ""
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(
@@ -168,7 +170,9 @@ class Driver:
         work = self.scheduler.next_work(self.now)
         self.scheduler.check_integrity()
         if work is not None and self._transfer(work):
-            if isinstance(work, PrefillChunk):
+            if self.failing == "run":
+                self.scheduler.fail(work, Internal("ONNX Runtime failed"))
+            elif isinstance(work, PrefillChunk):
                 self._run_chunk(work)
             elif isinstance(work, DecodeStep):
                 self._run_step(work)
@@ -275,7 +279,7 @@ class Driver:
         token = self.tokens.pop(0) if self.tokens else NEXT
         if self.telling:
             token = telling_token(self.scheduler._known[GenerationId(generation)].tokens)
-        if token is None:
+        if token is None or self.failing == "draw":
             return Outcome(None, error=Internal("logits are no numbers"))
         ignore = self.submits[generation].sampling.ignore_eos
         return Outcome(token, reason="eos" if token == EOS and not ignore else "")

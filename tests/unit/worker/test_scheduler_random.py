@@ -101,6 +101,7 @@ class Script:
     def wind_up(self) -> None:
         """Let all that is left run to its end."""
         self.driver.transfers.failing = frozenset()
+        self.driver.failing = ""
         for generation in self.held:
             self.driver.scheduler.release(GenerationId(generation))
         for generation in self.paused:
@@ -129,6 +130,7 @@ def play(seed: int, *, host_tokens: int, faults: bool = False, grid: bool = Fals
             kinds = (LoadLane, SaveLane, CopyPrefix)
             fails = random.random() < 0.2
             driver.transfers.failing = frozenset({random.choice(kinds)} if fails else ())
+            driver.failing = random.choice(("run", "draw")) if random.random() < 0.03 else ""
         driver.turn()
     script.wind_up()
     return script
@@ -177,8 +179,10 @@ def test_so_it_does_with_host_memory_for_about_one_lane(seed: int, host_tokens: 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_so_it_does_when_copies_fail(seed: int) -> None:
-    check_answers(play(seed, host_tokens=2000, faults=True))
+def test_so_it_does_when_copies_runs_and_draws_fail(seed: int) -> None:
+    script = play(seed, host_tokens=2000, faults=True)
+    check_answers(script)
+    assert any(e.finish and e.finish.error_code == "internal" for e in script.driver.emitted)
 
 
 @pytest.mark.parametrize("seed", range(100, 100 + SEEDS))
