@@ -15,8 +15,6 @@ from bus.messages.sampling import SamplingParams
 from bus.messages.worker import Submit
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
-#: Of the prefix cache: only whole blocks are shared.
-BLOCK_TOKENS = 64
 BACKGROUND_LANES = 8
 
 
@@ -153,8 +151,8 @@ def shared_prefix(
         seed: of the prompts.
 
     Returns:
-        `prefills`: prompt tokens read, less each prompt's own and those of the prefix that fill no
-        whole block, over the prefix's tokens in whole blocks. `seconds` for a token of each.
+        `prefills`: prompt tokens read, less each prompt's own, over the prefix's. `seconds` until
+        each has its first token.
     """
     duty = _Duty(runner)
     shared = duty.prompt(prefix, seed)
@@ -164,6 +162,5 @@ def shared_prefix(
     while not duty.engine.idle:
         duty.turn()
     seconds = time.perf_counter() - start
-    blocks = prefix // BLOCK_TOKENS * BLOCK_TOKENS
-    read = duty.engine.stats().prefill_tokens - requests * (behind + prefix - blocks)
-    return {"prefills": read / blocks, "seconds": seconds}
+    read = duty.engine.stats().prefill_tokens - requests * behind
+    return {"prefills": read / prefix, "seconds": seconds}

@@ -51,8 +51,9 @@ class EngineBench:
         Then the same of a plain loop over what they left in the lanes, without scheduler and
         sampler, and the share of the engine's time that was not in ONNX Runtime.
         """
-        # While the last prompts are read, the first generations go on.
-        started = self._start(batch, context, 2 * steps + context, seed)
+        started = self._start(batch, context, steps + 2, seed)
+        for generation in started:
+            self._engine.resume(generation)
         self._engine.turn(time.perf_counter())
         run_s, tokens = self._runner.run_s, 0
         start = time.perf_counter()
@@ -92,13 +93,14 @@ class EngineBench:
         return time.perf_counter() - start
 
     def _start(self, batch: int, context: int, most: int, seed: int) -> list[GenerationId]:
-        """Submit prompts and run until each has its first token."""
+        """Run prompts to their first tokens, one after the other, and hold each there."""
         rows = prompts(self._runner.folder.signature.vocab, batch, context, seed)
-        started = [self._submit(row.tolist(), most) for row in rows]
-        waiting = {*started}
-        while waiting:
-            emissions = self._engine.turn(time.perf_counter())
-            waiting -= {emission.generation for emission in emissions}
+        started = []
+        for row in rows:
+            started.append(self._submit(row.tolist(), most))
+            while not self._engine.turn(time.perf_counter()):
+                pass
+            self._engine.pause(started[-1])
         return started
 
     def _submit(self, prompt: list[int], most: int) -> GenerationId:

@@ -2,7 +2,7 @@
 
 Threads that spin start on an operator at once: on processors that are otherwise idle, a step of
 few rows is a fifth to a third faster than with threads that sleep in between. Where other work
-wants the processors, a spinning thread takes them from the one it waits for, and a step takes two
+wants the processors, a spinning thread takes them from the one it waits for, and a step takes up
 to four times as long. Which of both holds shows in the processor time that spinning threads get:
 all of it, or not.
 """
@@ -11,12 +11,14 @@ from __future__ import annotations
 
 #: Spinning threads are judged after running for so long: tens of steps of a small model, and of
 #: any model less than what a person notices.
-WINDOW_S = 0.1
-#: Less than this share of the processors means that others want them. On an idle machine spinning
-#: threads got 0.94 to 0.96, beside two busy neighbours 0.15 to 0.70.
-LEAST_SHARE = 0.8
+WINDOW_S = 0.2
+#: With less than this share of the processors, threads that sleep are faster. Two threads on two
+#: processors got 0.94 alone, where spinning gained 17 to 35%; 0.79 to 0.82 beside a neighbour that
+#: wants a quarter of one (12% gained), 0.69 to 0.72 beside half of one (from 13% gained to 12%
+#: lost), 0.58 beside a whole one (8 to 27% lost), 0.15 to 0.25 beside five (40 to 70% lost).
+LEAST_SHARE = 0.72
 #: Seconds of running without spinning before it is tried again: at first, and at most. A try costs
-#: up to three windows.
+#: a window.
 FIRST_CALM_S = 1.0
 MOST_CALM_S = 32.0
 

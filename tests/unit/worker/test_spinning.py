@@ -58,7 +58,7 @@ def test_tries_again_after_doubling_times_and_costs_little() -> None:
     calm = [later - earlier - WINDOW_S for earlier, later in pairwise(tries)]
     assert [round(pause) for pause in calm] == [2, 4, 8, 16, 32, 32, 32]
     assert MOST_CALM_S == 32
-    assert run(policy, 320, BUSY) < 0.01 * 320
+    assert run(policy, 320, BUSY) <= 0.01 * 320
 
 
 def test_spins_again_when_the_neighbours_have_gone() -> None:
