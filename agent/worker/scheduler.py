@@ -167,8 +167,12 @@ class Scheduler:
         if not prefilling:
             self.pacer.no_prefill()
         elif self.pacer.chunk_is_next(decoding=bool(ready)):
-            first = min(prefilling, key=lambda sequence: self._admission.rank(sequence, now))
-            return self._cut_chunk(first, min((s.qos for s in ready), default=None))
+            level, first = min(
+                ((self._admission.rank(s, now), s) for s in prefilling), key=lambda pair: pair[0]
+            )
+            # Who is of a lower class does not make the chunks of a better one shorter.
+            beside = min((s.qos for s in ready if s.qos <= level[0]), default=None)
+            return self._cut_chunk(first, beside)
         if ready:
             return self._make_step(ready)
         return Transfers(self._lanes.take_ops()) if self._lanes.has_ops else None

@@ -38,7 +38,7 @@ def test_beside_decoding_a_chunk_is_what_fits_into_the_turn_target() -> None:
     driver.turn()
     driver.elapsed_s = 0.01
     driver.turn()  # a step of 10 ms
-    driver.submit(submit(2, 500, max_new=1))
+    driver.submit(submit(2, 500, max_new=1, qos=1))
     driver.elapsed_s = 0.1
     driver.turn()  # nothing is known of chunks yet: the least
     assert driver.chunks[-1] == (2, 0, 32)
@@ -58,6 +58,19 @@ def test_beside_decoding_a_chunk_is_what_fits_into_the_turn_target() -> None:
     driver.turn()
     driver.turn()
     assert driver.chunks[-1] == (2, 144, 128)
+
+
+def test_steps_of_a_lower_class_do_not_shorten_the_chunks_of_a_better_one() -> None:
+    driver = Driver()
+    driver.submit(submit(1, 4, max_new=100, qos=3))
+    driver.turn()
+    driver.turn()
+    driver.submit(submit(2, 300, max_new=1, qos=0))
+    driver.kinds.clear()
+    for _ in range(5):
+        driver.turn()
+    assert driver.chunks[-3:] == [(2, 0, 128), (2, 128, 128), (2, 256, 44)]
+    assert driver.kinds == ["chunk", "step"] * 2 + ["chunk"]
 
 
 def test_slow_steps_widen_the_turn() -> None:
