@@ -135,7 +135,8 @@ class ModelCommands:
     def _no_memory(self, model: ModelName, needed_bytes: int) -> NoMemory:
         free_bytes = max(0, self.free_bytes)
         sizes = [(each.name, each.needed_bytes) for each in self._models.values()]
-        unload = f"unload one of {_named_sizes(sizes)}, or " if sizes else ""
+        helps = sizes and needed_bytes <= self._budget_bytes
+        unload = f"unload one of {_named_sizes(sizes)}, or " if helps else ""
         return NoMemory(
             f"{model} needs {human_bytes(needed_bytes)}, and of the "
             f"{human_bytes(self._budget_bytes)} that this node has for models "

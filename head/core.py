@@ -28,6 +28,7 @@ from bus.messages.api import (
     GenerationOptions,
     decode_body,
     error_body,
+    id_of_unreadable,
     read_envelope,
     readable_id,
 )
@@ -156,7 +157,7 @@ class HeadCore:
             envelope = read_envelope(frames, body)
             self._api.handle(ApiRequest(client, envelope, body, tuple(frames[2:])), now)
         except DecodeError as error:
-            self.outbox.reply(_undecodable(client, error))
+            self.outbox.reply(_undecodable(client, id_of_unreadable(frames), error))
         except SuperfluidError as error:
             self.fail_request(client, request, error)
 
@@ -375,7 +376,7 @@ class HeadCore:
         self._timers.at(now + self._policy.disconnect_grace_s, later)
 
 
-def _undecodable(client: ClientKey, error: DecodeError) -> Reply:
-    body = error_body(None, error)
+def _undecodable(client: ClientKey, request: RequestId | None, error: DecodeError) -> Reply:
+    body = error_body(request, error)
     body["error"]["code"] = "invalid"
     return Reply(client=client, body=body)

@@ -35,6 +35,7 @@ MAX_PROMPT_TOKENS = 1 << 20
 DEFAULT_CREDIT = 256
 MAX_CREDIT = 4096
 MAX_ID_BYTES = 64
+_ID_KEY = msgpack.packb("id")
 #: Ids of a session's context in one reply.
 MAX_IDS_AT_ONCE = 65_536
 #: The one blob frame of a `put_blob`.
@@ -338,7 +339,35 @@ def decode_body(frames: list[bytes]) -> dict[str, Any]:
 
 def readable_id(body: dict[str, Any]) -> RequestId | None:
     """The id that a reply can echo, whatever else is wrong with the body."""
-    found = body.get("id")
+    return _checked_id(body.get("id"))
+
+
+def id_of_unreadable(frames: list[bytes]) -> RequestId | None:
+    """The same of a body that `decode_body` refuses: nothing but the id is made of it."""
+    if len(frames) < 2 or len(frames[1]) > MAX_BODY_BYTES:
+        return None
+    reader = msgpack.Unpacker(raw=False, max_ext_len=0, max_buffer_size=MAX_BODY_BYTES)
+    reader.feed(frames[1])
+    try:
+        for _ in range(reader.read_map_header()):
+            start = reader.tell()
+            reader.skip()
+            if frames[1][start : reader.tell()] == _ID_KEY:
+                return _checked_id(_short_value(reader, frames[1]))
+            reader.skip()
+    except Exception:  # noqa: BLE001 - msgpack raises many kinds for bad input
+        return None
+    return None
+
+
+def _short_value(reader: msgpack.Unpacker, data: bytes) -> object:
+    start = reader.tell()
+    reader.skip()
+    value = data[start : reader.tell()]
+    return msgpack.unpackb(value) if len(value) <= MAX_ID_BYTES + 8 else None
+
+
+def _checked_id(found: object) -> RequestId | None:
     if type(found) is bytes and 1 <= len(found) <= MAX_ID_BYTES:
         return RequestId(found)
     return None

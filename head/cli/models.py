@@ -182,7 +182,8 @@ def model_rm(context: CliContext, name: str, yes: bool) -> None:
             f"{', '.join(serving)} of this machine serves {name}; unload it there first: "
             f"{context.command(f'model unload {name} {serving[0]}')}"
         )
-    if not yes and not click.confirm(f"Remove {state.models / name}?", err=True):
+    known = _PULL_NAME.match(name.lower()) is not None and (state.models / name).exists()
+    if known and not yes and not click.confirm(f"Remove {state.models / name}?", err=True):
         note("nothing was removed")
         raise click.exceptions.Exit(1)
     path, _ = run_model_program(["rm", str(state.models), name], lambda step, done, total: None)

@@ -115,6 +115,15 @@ def test_what_does_not_fit_is_refused_with_both_numbers_and_what_could_go(node: 
     assert node.events() == [StartWorker(model=THIRD)]
 
 
+def test_unloading_is_not_advised_where_it_would_not_help(node: Budgeted) -> None:
+    node.tell(load(THIRD))
+    node.core.model_found(CommandId(50), THIRD, 1_000_000, 1.0)
+    (answer,) = node.events()
+    assert answer.code == "no_memory"
+    assert "unload" not in answer.message
+    assert "raise memory_bytes" in answer.message
+
+
 def test_without_a_budget_everything_fits() -> None:
     node = Node()
     node.link_up()
