@@ -5,6 +5,7 @@
       keys/     secrets                            models/  model folders
       nodes/    one folder per agent               log/
       run.path  where the run folder really is, when run/ is too long for sockets
+      up.json   how many node agents the last start had
 
 No sockets here; the command line reads it too.
 """

@@ -15,6 +15,7 @@ from bus.state import StateFolder
 from head.cli import preflight
 from head.cli.agents import NODE_GROUP, AgentPlan, agent_names, check_agents, plan_agents
 from head.cli.context import CliContext, pass_context
+from head.cli.last_up import MAX_NODES, last_nodes, note_nodes
 from head.cli.machine import changed_since_start, unnamed_head
 from head.cli.output import note
 from head.cli.processes import (
@@ -38,7 +39,11 @@ _DEVICE_REMEDY = re.compile(r"or take another device: .*", re.DOTALL)
 
 
 @click.command()
-@click.option("--nodes", type=click.IntRange(1, 256), help="Node agents to run here [default: 1].")
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, MAX_NODES),
+    help="Node agents to run here [default: as many as at the last start; 1 at the first].",
+)
 @click.option("--head-only", is_flag=True, help="Run no node agent here.")
 @click.option("--agent-only", is_flag=True, help="Run no head here.")
 @click.option(
@@ -61,8 +66,11 @@ def up(
     if head_only and (agent_only or nodes or device):
         other = "--agent-only" if agent_only else "--nodes" if nodes else "--device"
         raise click.UsageError(f"--head-only and {other} exclude each other.")
-    asked = Services(heads=0 if agent_only else 1, nodes=0 if head_only else nodes or 1)
-    start_services(context, asked, as_they_run=nodes is None, device=device)
+    as_they_run = nodes is None
+    if nodes is None:
+        nodes = 0 if head_only else last_nodes(context.look())
+    asked = Services(heads=0 if agent_only else 1, nodes=nodes)
+    start_services(context, asked, as_they_run=as_they_run, device=device)
 
 
 @click.command()
@@ -91,8 +99,7 @@ class Services:
         """What `up` needs to start these."""
         if not self.nodes:
             return "up --head-only"
-        number = f" --nodes {self.nodes}" if self.nodes > 1 else ""
-        return f"up{'' if self.heads else ' --agent-only'}{number}"
+        return f"up{'' if self.heads else ' --agent-only'} --nodes {self.nodes}"
 
 
 def start_services(
@@ -160,6 +167,7 @@ def _start(
         supervisor.start(heads=asked.heads, nodes=asked.nodes)
         ready = Readiness(state, heads=asked.heads, agents=tuple(plans))
         without_head = wait_ready(ready, supervisor, context.timeout_s)
+        note_nodes(state, asked.nodes)
     except TimedOut as error:
         stop_services(state, None)
         # Exit code 8 is left to agents that run on without their head.

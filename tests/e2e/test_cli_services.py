@@ -122,6 +122,13 @@ def test_up_serves_and_down_leaves_nothing(machine: Machine) -> None:
     assert "nothing was running" in machine.sfctl("down").stderr
 
 
+def test_down_and_up_bring_the_same_nodes_back(machine: Machine) -> None:
+    machine.ok("up", "--nodes", "2")
+    machine.ok("down")
+    machine.ok("up")
+    assert len(json.loads(machine.ok("status", "-o", "json"))["nodes"]) == 2
+
+
 def test_down_ends_what_a_killed_supervisord_left(machine: Machine) -> None:
     machine.ok("up")
     keeper = process(Supervisor(StateFolder.resolve(machine.state)).pid())
@@ -206,7 +213,7 @@ def test_a_gpu_that_is_not_there_is_1_at_once(machine: Machine, way: str) -> Non
     line = machine.fails(1, "up", *(("--device", "cuda") if way == "option" else ()))
     assert time.monotonic() - begin < READY_S / 2
     assert line.startswith("error: node-1 can not serve toy: device cuda can not be used")
-    remedy = f"start with: {SFCTL} --state {machine.state} up --device cpu"
+    remedy = f"start with: {SFCTL} --state {machine.state} up --nodes 1 --device cpu"
     assert (remedy in line, "agent.toml" in line) == (way == "option", way == "file")
 
 
@@ -288,7 +295,7 @@ def test_a_machine_of_agents_knows_how_they_are(machine: Machine, second: Machin
     refused = second.sfctl("up")
     assert refused.returncode == 1
     assert "no head and 1 node agent run here already and 1 head and 1 node" in refused.stderr
-    assert refused.stderr.endswith(f" && {SFCTL} --state {second.state} up\n")
+    assert refused.stderr.endswith(f" && {SFCTL} --state {second.state} up --nodes 1\n")
     (agent,) = json.loads(second.ok("status", "-o", "json"))["agents"]
     assert (agent["name"], agent["linked"], agent["models"]) == ("node-1", True, ["toy (ready)"])
     (node,) = json.loads(machine.ok("node", "ls", "-o", "json"))
@@ -335,7 +342,7 @@ def test_the_remedy_for_no_node_works_as_it_stands(machine: Machine) -> None:
     refused = machine.sfctl("up")
     assert refused.returncode == 1
     assert "1 head and 0 node agents run here already and 1 head and 1 node" in refused.stderr
-    assert refused.stderr.endswith(f" && {SFCTL} --state {machine.state} up\n")
+    assert refused.stderr.endswith(f" && {SFCTL} --state {machine.state} up --nodes 1\n")
     status = machine.sfctl("status")
     assert status.returncode == 3
     (problem,) = [line for line in status.stderr.splitlines() if "no node is here" in line]
