@@ -33,6 +33,14 @@ class FindModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KnowModel:
+    """See whether a model that is to be unloaded, and is not served, is one of this node's."""
+
+    command: CommandId
+    model: ModelName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartWorker:
     """Keep a worker for one more model running."""
 
@@ -68,6 +76,7 @@ Action = (
     | SendToWorker
     | WorkerIsReady
     | FindModel
+    | KnowModel
     | StartWorker
     | StopWorker
     | RememberModel

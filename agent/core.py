@@ -185,8 +185,12 @@ class AgentCore:
         self._commands.found(command, model, needed_bytes)
 
     def model_missing(self, command: CommandId, model: ModelName, error: SuperfluidError) -> None:
-        """The model of a FindModel can not be served here."""
+        """The model of a FindModel can not be served here, or that of a KnowModel is unknown."""
         self._commands.refuse(command, model, error)
+
+    def model_known(self, command: CommandId, model: ModelName) -> None:
+        """The model of a KnowModel is one of this node's."""
+        self._commands.known(command, model)
 
     def worker_not_started(self, model: ModelName, error: SuperfluidError, now: float) -> None:
         """The worker of a StartWorker could not be started."""

@@ -4,8 +4,8 @@
     ModelUnload ──▶ unloading ──no generation runs, or the time is over──▶ StopWorker ──▶ gone
 
 A command that changes nothing is answered as one that did, so a head that did not hear the answer
-gives it again. The answer to a load goes when its worker was started: what is answered is also
-remembered for the next start.
+gives it again; an unload of a model that the node does not know at all is refused. The answer to a
+load goes when its worker was started: what is answered is also remembered for the next start.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from agent.actions import Action, FindModel, RememberModel, StartWorker
+from agent.actions import Action, FindModel, KnowModel, RememberModel, StartWorker
 from agent.served_model import ServedModel
 from bus.errors import ModelBusy, NoMemory, SuperfluidError
 from bus.ids import CommandId, ModelName
@@ -82,7 +82,10 @@ class ModelCommands:
 
     def _unload(self, message: ModelUnload, now: float) -> None:
         found = self._models.get(message.model)
-        if found is not None and not found.is_stopping:
+        if found is None:
+            self._do(KnowModel(command=message.command, model=message.model))
+            return
+        if not found.is_stopping:
             found.unload_at = now + message.grace_ms / 1000
             self._do(RememberModel(model=found.name, served=False))
         self._answer(message.command, message.model)
@@ -150,6 +153,10 @@ class ModelCommands:
         )
 
     # --- unloading ----------------------------------------------------------------------------
+
+    def known(self, command: CommandId, model: ModelName) -> None:
+        """The model is not served and is one of this node's: there is nothing to unload."""
+        self._answer(command, model)
 
     def due(self) -> list[ServedModel]:
         """Models whose worker is to be stopped now; they count as stopping from here on."""

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent.actions import FindModel, RememberModel, StartWorker, StopWorker
+from agent.actions import FindModel, KnowModel, RememberModel, StartWorker, StopWorker
 from agent.config import WorkerSection
 from agent.core import AgentCore
 from agent.model_memory import needed_bytes
 from agent.models.folder import ModelFolder
-from agent.models.registry import Unusable, find_model
+from agent.models.registry import Unusable, find_model, list_models
 from agent.served_folders import ModelChanges, write_changes
 from agent.workers import Workers
-from bus.errors import SuperfluidError
+from bus.errors import NotFound, SuperfluidError
 from bus.ids import ModelName
 from bus.log import EventLog
 
-ModelAction = FindModel | StartWorker | StopWorker | RememberModel
+ModelAction = FindModel | KnowModel | StartWorker | StopWorker | RememberModel
 
 
 def known_needs(
@@ -66,6 +66,8 @@ class ModelLoader:
         match action:
             case FindModel():
                 self._find(action, now)
+            case KnowModel():
+                self._know(action)
             case StartWorker(model=model):
                 self._start(model, now)
             case StopWorker(model=model):
@@ -82,6 +84,18 @@ class ModelLoader:
         self._found[action.model] = folder.path
         need = needed_bytes(folder, self._section)
         self._core.model_found(action.command, action.model, need, now)
+
+    def _know(self, action: KnowModel) -> None:
+        here = list_models(self._folder)
+        if action.model in here or self._changes.has(action.model):
+            self._core.model_known(action.command, action.model)
+            return
+        error = NotFound(
+            f"it knows no model {action.model!r} (its models: {', '.join(here) or 'none'}), so "
+            "there is nothing to unload; see: sfctl model ls --fleet",
+            param="model",
+        )
+        self._core.model_missing(action.command, action.model, error)
 
     def _start(self, model: ModelName, now: float) -> None:
         try:

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from agent.actions import (
     FindModel,
+    KnowModel,
     Note,
     RememberModel,
     SendToWorker,
@@ -262,7 +263,7 @@ class _Turns:
                         self._workers.send(model, message)
                     case WorkerIsReady(model=model):
                         self._workers.mark_ready(model)
-                    case FindModel() | StartWorker() | StopWorker() | RememberModel():
+                    case FindModel() | KnowModel() | StartWorker() | StopWorker() | RememberModel():
                         self._changed = True
                         self._loader.act(action, now)
                     case Note():

@@ -31,6 +31,10 @@ class ModelChanges:
     loaded: frozenset[ModelName] = frozenset()
     unloaded: frozenset[ModelName] = frozenset()
 
+    def has(self, model: ModelName) -> bool:
+        """Whether something was changed about a model."""
+        return model in self.loaded or model in self.unloaded
+
     def after(self, model: ModelName, *, served: bool) -> ModelChanges:
         """The same, with one model served from now on, or not."""
         one = frozenset({model})

@@ -176,4 +176,5 @@ def _error(asked: _Asked, answer: ModelAnswer) -> SuperfluidError:
             "loaded": list(answer.loaded),
         }
     cls = ERROR_TABLE.get(answer.code, Internal)
-    return cls(f"node {asked.node}: {answer.message or answer.code}", details=details)
+    text = f"node {asked.node}: {answer.message or answer.code}"
+    return cls(text, param="model" if cls is NotFound else None, details=details)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from bus.codec import from_map
-from bus.errors import SuperfluidError
+from bus.errors import Invalid, SuperfluidError
 from bus.fields import MaxBytes, Range
 from bus.ids import ModelName, NodeIdentity
 from head.model_desk import Then
@@ -45,12 +45,14 @@ class ModelOperations:
     def load(self, request: ApiRequest, now: float) -> None:
         """Ends when the node has begun; how it comes along is in `nodes` and `models`."""
         asked = from_map(ModelLoadRequest, request.body)
+        _check_model(asked.model)
         node, model = NodeIdentity(asked.node), ModelName(asked.model)
         self._core.models.load(node, model, self._then(request, node, model), now)
 
     def unload(self, request: ApiRequest, now: float) -> None:
         """Ends when the node has begun; it is done when the node lists the model no more."""
         asked = from_map(ModelUnloadRequest, request.body)
+        _check_model(asked.model)
         node, model = NodeIdentity(asked.node), ModelName(asked.model)
         then = self._then(request, node, model)
         self._core.models.unload(node, model, asked.grace_s, then, now)
@@ -71,3 +73,13 @@ class ModelOperations:
             self._core.outbox.reply(request.end(body))
 
         return then
+
+
+def _check_model(name: str) -> None:
+    """See that a model is named.
+
+    Raises:
+        Invalid: it is not.
+    """
+    if not name:
+        raise Invalid("model is empty; name one of: sfctl model ls", param="model")

@@ -120,6 +120,8 @@ def _chosen(
 def _ask_all(client: Client, op: str, nodes: Sequence[str], model: str, **options: float) -> None:
     """Tell every node; of several that refuse, the first is the error and the rest are noted.
 
+    An unload may be of a model that some of the nodes do not know, as long as one does.
+
     Raises:
         SuperfluidError: one refused.
     """
@@ -129,6 +131,9 @@ def _ask_all(client: Client, op: str, nodes: Sequence[str], model: str, **option
             client.operation(op, node=node, model=model, **options)
         except SuperfluidError as error:
             refused.append(error)
+    unknown = [each for each in refused if isinstance(each, NotFound) and each.param == "model"]
+    if op == "model.unload" and len(nodes) > len(refused) == len(unknown):
+        return
     for other in refused[1:]:
         note(other.message)
     if refused:

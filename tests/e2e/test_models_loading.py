@@ -150,6 +150,9 @@ def test_a_restarted_node_serves_what_it_served() -> None:
         assert made.client.generate("toy2", PROMPT, max_new=3).result().finish == "length"
         again = made.run("model", "unload", "toy", "node-1")
         assert again.returncode == 0, "an unload of what is not served is done"
+        unknown = made.run("model", "unload", "zzz", "--all")
+        assert unknown.returncode == 5
+        assert "knows no model 'zzz'" in unknown.stderr
 
 
 def test_cores_are_divided_at_a_workers_start_and_one_that_runs_keeps_its_own() -> None:

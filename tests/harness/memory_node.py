@@ -6,7 +6,15 @@ import itertools
 from functools import partial
 from typing import TYPE_CHECKING
 
-from agent.actions import Action, FindModel, RememberModel, SendToWorker, StartWorker, StopWorker
+from agent.actions import (
+    Action,
+    FindModel,
+    KnowModel,
+    RememberModel,
+    SendToWorker,
+    StartWorker,
+    StopWorker,
+)
 from agent.core import AgentCore
 from bus.acceptor import Acceptor
 from bus.agent_records import SendToHead
@@ -331,6 +339,8 @@ class NodeHost(Process):
         match action:
             case FindModel(command=command, model=model):
                 core.model_found(command, model, 0, self.now())
+            case KnowModel(command=command, model=model):
+                core.model_known(command, model)
             case StartWorker():
                 self._start_worker()
             case StopWorker():

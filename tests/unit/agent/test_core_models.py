@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from agent.actions import FindModel, RememberModel, SendToWorker, StartWorker, StopWorker
+from agent.actions import FindModel, KnowModel, RememberModel, SendToWorker, StartWorker, StopWorker
 from agent.core import AgentCore
-from bus.errors import ModelIncomplete, StartError
+from bus.errors import ModelIncomplete, NotFound, StartError
 from bus.ids import CommandId, GenerationId, ModelName, NodeIdentity, WorkerIncarnation, pack_ids
 from bus.messages import link, parts, worker
 from tests.unit.agent.test_core import HEAD, OTHER, TOY, W1, W2, Node, output, ready
@@ -44,7 +44,7 @@ class Budgeted(Node):
     def events(self) -> list[Any]:
         """What follows beside notes for the log."""
         kinds = (link.Lost, link.ModelAnswer, link.Declined, link.TokenEvents)
-        others = (StartWorker, StopWorker, RememberModel, FindModel, SendToWorker)
+        others = (StartWorker, StopWorker, RememberModel, FindModel, KnowModel, SendToWorker)
         return [each for each in self.rest() if isinstance(each, kinds + others)]
 
     def phases(self) -> dict[str, str]:
@@ -231,7 +231,16 @@ def test_a_worker_that_dies_meanwhile_is_a_death_and_is_not_started_again(node: 
 
 
 def test_an_unload_of_what_is_not_served_is_answered(node: Budgeted) -> None:
-    assert node.tell(unload(THIRD)) == [done(THIRD, 60)]
+    assert node.tell(unload(THIRD)) == [KnowModel(command=CommandId(60), model=THIRD)]
+    node.core.model_known(CommandId(60), THIRD)
+    assert node.events() == [done(THIRD, 60)]
+
+
+def test_an_unload_of_what_the_node_does_not_know_is_refused(node: Budgeted) -> None:
+    node.tell(unload(THIRD))
+    node.core.model_missing(CommandId(60), THIRD, NotFound("it knows no model 'third'"))
+    (answer,) = node.events()
+    assert (answer.command, answer.model, answer.code) == (60, THIRD, "not_found")
 
 
 def test_a_second_unload_sets_another_limit(node: Budgeted) -> None:

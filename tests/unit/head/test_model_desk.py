@@ -203,3 +203,16 @@ def test_a_status_that_lists_the_model_again_is_the_truth(desk: Desk) -> None:
     status = ModelStatus(name=TOY, phase="ready", lanes_total=2, worker=WorkerIncarnation(1))
     desk.hear(LINK, NodeStatus(models=(status,)))
     assert desk.phases(TOY) == [("n1", "ready")]
+
+
+@pytest.mark.parametrize("op", ["model.load", "model.unload"])
+def test_an_empty_name_is_of_the_field_model(desk: Desk, op: str) -> None:
+    error = error_of(desk.op(op, node="n1", model=""))
+    assert (error["code"], error["param"]) == ("invalid", "model")
+    assert desk.on(LINK, ModelLoad) == desk.on(LINK, ModelUnload) == []
+
+
+def test_a_model_that_the_node_does_not_know_is_of_the_field_model(desk: Desk) -> None:
+    desk.op("model.unload", node="n1", model=NEW)
+    error = error_of(desk.answer(code="not_found", message="it knows no model 'new'"))
+    assert (error["code"], error["param"]) == ("not_found", "model")
