@@ -12,7 +12,7 @@ import click
 from agent.config import load_agent_config, models_root
 from agent.node import Node
 from agent.node_folder import check_name
-from agent.served_folders import read_changes, served_folders
+from agent.served_folders import forget_removed, read_changes, served_folders
 from bus.log import setup_logging
 from bus.packages import check_packages
 from bus.service import run_service
@@ -79,7 +79,9 @@ def agent(config_file: Path | None, state: Path | None, name: str, **options: An
     raise_open_files()
     keep_freed_memory()
     changes = read_changes(folder.nodes / name)
-    models = served_folders(models_root(config, folder), config.models.names, changes)
+    root = models_root(config, folder)
+    changes = forget_removed(folder.nodes / name, changes, root, config.models.names)
+    models = served_folders(root, config.models.names, changes)
     node = Node(
         config,
         state=folder,

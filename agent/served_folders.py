@@ -79,6 +79,27 @@ def write_changes(node_folder: Path, changes: ModelChanges) -> None:
     write_atomically(node_folder / CHANGES_FILE, json.dumps(content, indent=1) + "\n")
 
 
+def forget_removed(
+    node_folder: Path, changes: ModelChanges, folder: Path, names: tuple[str, ...]
+) -> ModelChanges:
+    """Keep what still counts of the changes: what is said of a removed model is forgotten.
+
+    So a model that is imported under the same name later is served as the configuration says. A
+    folder of models that is not there at all, such as a disk that is not mounted, says nothing, and
+    what the configuration names stays unloaded.
+
+    Raises:
+        OSError: it can not be written.
+    """
+    if not folder.is_dir():
+        return changes
+    known = frozenset(map(ModelName, (*list_models(folder), *names)))
+    left = ModelChanges(loaded=changes.loaded & known, unloaded=changes.unloaded & known)
+    if left != changes:
+        write_changes(node_folder, left)
+    return left
+
+
 def served_folders(
     folder: Path, names: tuple[str, ...], changes: ModelChanges = NO_CHANGES
 ) -> dict[ModelName, ModelFolder | Unusable]:

@@ -81,8 +81,8 @@ def _model_on_node(node: Node, status: ModelStatus) -> dict[str, Any]:
 
 
 def models(fleet: Fleet, texts: TextDesk, queued: Mapping[ModelName, int]) -> list[dict[str, Any]]:
-    """One map per model that the head or any node knows, by name."""
-    names = set(texts.folders) | {name for node in fleet.nodes for name in node.models}
+    """One map per model that the head has a folder of, or a node that is up serves, by name."""
+    names = set(texts.folders) | {name for node in fleet.nodes if node.up for name in node.models}
     return [_model(name, fleet, texts, queued) for name in sorted(names)]
 
 

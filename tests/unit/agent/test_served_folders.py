@@ -9,6 +9,7 @@ import pytest
 from agent.served_folders import (
     NO_CHANGES,
     ModelChanges,
+    forget_removed,
     read_changes,
     served_folders,
     write_changes,
@@ -61,6 +62,25 @@ def test_changes_are_kept_in_the_nodes_folder(tmp_path: Path) -> None:
     assert (tmp_path / "models.json").read_text() == (
         '{\n "loaded": [\n  "a"\n ],\n "unloaded": [\n  "b"\n ]\n}\n'
     )
+
+
+def test_what_was_said_of_a_removed_model_is_forgotten(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    changes = NO_CHANGES.after(A, served=False).after(B, served=False).after(C, served=True)
+    assert forget_removed(tmp_path, changes, models, ()) == changes
+    (models / "b").mkdir(parents=True)
+    left = forget_removed(tmp_path, changes, models, ())
+    assert left == ModelChanges(unloaded=frozenset({B}))
+    assert read_changes(tmp_path) == left
+    (models / "a").mkdir()
+    assert served(models, (), left) == [models / "a"]
+
+
+def test_a_model_that_the_configuration_names_stays_unloaded(tmp_path: Path) -> None:
+    changes = NO_CHANGES.after(A, served=False)
+    (tmp_path / "models").mkdir()
+    assert forget_removed(tmp_path, changes, tmp_path / "models", ("a",)) == changes
+    assert not (tmp_path / "models.json").exists()
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"loaded": ["a"]}', '{"loaded": 1, "unloaded": []}'])

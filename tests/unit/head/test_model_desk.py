@@ -216,3 +216,11 @@ def test_a_model_that_the_node_does_not_know_is_of_the_field_model(desk: Desk) -
     desk.op("model.unload", node="n1", model=NEW)
     error = error_of(desk.answer(code="not_found", message="it knows no model 'new'"))
     assert (error["code"], error["param"]) == ("not_found", "model")
+
+
+def test_models_of_a_node_that_is_down_are_not_listed(desk: Desk) -> None:
+    desk.hear(LINK, NodeStatus(models=(ModelStatus(name=NEW, phase="ready"),)))
+    assert NEW in desk.models()
+    desk.core.link_down(LINK, "cut", 1.0)
+    desk.settle()
+    assert set(desk.models()) == {TOY}, "the head has the toy's folder"
