@@ -29,6 +29,7 @@ from bus.messages.text import MAX_OPTIONS_BYTES, Encode, RenderChat
 from head.admission import Admission
 from head.answers import Answer, Subscription
 from head.effects import ClientKey
+from head.encoders import ENCODER, makes_no_text
 from head.operation import ApiRequest, Core
 from head.sampling_request import constraint_param, sampling_of
 from head.sessions import Session
@@ -170,6 +171,8 @@ class AnswerOperations:
         session: SessionId | None = None,
     ) -> Answer:
         self._core.texts.folder(asked.model)
+        if self._core.texts.kind(asked.model) == ENCODER:
+            raise makes_no_text(asked.model)
         blobs = self._core.uploads.find(asked.blobs)
         answer = self._core.new_answer(LOCAL_OWNER, asked, sampling_of(asked), now, session)
         answer.blobs = blobs

@@ -108,6 +108,7 @@ def _model(
         "lanes_total": sum(status.lanes_total for _, status in serving),
         "queued": queued.get(name, 0),
         "head_folder": texts.folders.get(name),
+        "kind": described.kind if described else None,
         "chat_template": bool(described and described.has_template),
         "tokenizer_digest": f"{described.digest:016x}" if described else None,
     }

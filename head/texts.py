@@ -93,6 +93,11 @@ class TextDesk:
         known = self._described.get(model)
         return len(known.vocabulary) if known else 0
 
+    def kind(self, model: ModelName) -> str:
+        """`decoder` or `encoder`; empty while it is not known."""
+        known = self._described.get(model)
+        return known.kind if known else ""
+
     def digest(self, model: ModelName) -> int:
         """The tokenizer digest of the head's own copy; 0 while it is not known."""
         known = self._described.get(model)

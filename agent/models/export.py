@@ -22,7 +22,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from agent.models.folder import GENAI_CONFIG, GRAPH, GRAPH_FLOAT16, RECORD, ModelFolder
+from agent.models.folder import ENCODER, GENAI_CONFIG, GRAPH, GRAPH_FLOAT16, RECORD, ModelFolder
 from agent.models.writer import replacing_folder, write_json
 from bus.errors import Invalid, ModelIncomplete
 
@@ -43,11 +43,17 @@ def export_genai(folder: ModelFolder, target: Path) -> Path:
         `target`.
 
     Raises:
-        Invalid: there is something in `target`, or the folder is of a stage.
+        Invalid: there is something in `target`, or the folder is of a stage or an encoder.
         ModelIncomplete: its graph is not as this version writes it.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise Invalid(f"{target} is there already; choose a new folder or remove it", param="genai")
+    if folder.kind == ENCODER:
+        raise Invalid(
+            f"{folder.name} is an encoder; it makes embeddings, not text, and onnxruntime-genai "
+            "runs models that make text; name one of those",
+            param="model",
+        )
     if folder.signature.first_layer or not {*_LENGTHS, "logits_idx"} <= {*folder.signature.inputs}:
         raise Invalid(
             f"model {folder.name} has not all of a model's layers; export the whole model",

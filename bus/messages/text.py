@@ -107,7 +107,8 @@ class TextReady:
 class Described:
     """`vocabulary[i]` is what token i adds to the text, as bytes; specials add nothing there.
 
-    `special` lists ids that are control tokens. `bos` is None when the model has none.
+    `special` lists ids that are control tokens. `bos` is None when the model has none. `kind` is
+    `decoder`, or `encoder` for a model that makes vectors and no text.
     """
 
     job: int
@@ -117,6 +118,7 @@ class Described:
     eos: Annotated[tuple[U32, ...], MaxItems(256)]
     digest: int
     has_template: bool
+    kind: Name = "decoder"
 
 
 @TEXT.message(tag=34)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -14,12 +14,13 @@ from bus.answer import Answer
 from bus.call import Call, Placed, Queued, StreamEvent, Token
 from bus.client import Client
 from bus.client_session import OtherEvent
-from bus.errors import NotFound, SuperfluidError
+from bus.errors import Invalid, NotFound, SuperfluidError
 from head.cli.context import CliContext, pass_context
 from head.cli.logs import EXIT_INTERRUPTED
 from head.cli.output import format_option, note, print_error, print_json
 from head.cli.prompts import Lines, text_argument, whole_prompt
 from head.cli.sampling_options import logprob_lines, sampling_options
+from head.encoders import ENCODER, makes_no_text
 
 
 def print_stream(call: Call) -> Answer:
@@ -117,7 +118,7 @@ def chat(context: CliContext, /, model: str, system: str | None, **options: Any)
     """Talk with MODEL. Ctrl-C stops the answer; Ctrl-D ends the chat."""
     messages = _messages(system)
     with context.client() as client:
-        _check_model(client, model)
+        _check_chats(client, model)
         lines = Lines()
         while (line := _next_line(lines)) is not None:
             if line.strip():
@@ -163,15 +164,35 @@ def _print_end(answer: Answer) -> None:
     note(summary(answer))
 
 
-def _check_model(client: Client, model: str) -> None:
-    """See that the fleet knows a model.
+def _check_model(client: Client, model: str) -> Mapping[str, Any]:
+    """See that the fleet knows a model; gives what the head says of it.
 
     Raises:
         NotFound: it does not.
     """
-    known = [str(each.get("name")) for each in client.models()]
+    known = {str(each.get("name")): each for each in client.models()}
     if model not in known:
-        raise NotFound(unknown_model(model, known), param="model")
+        raise NotFound(unknown_model(model, list(known)), param="model")
+    return known[model]
+
+
+def _check_chats(client: Client, model: str) -> None:
+    """See that a model can be talked with, before somebody types.
+
+    Raises:
+        NotFound: the fleet does not know it.
+        Invalid: it is an encoder, or has no chat template.
+    """
+    found = _check_model(client, model)
+    if found.get("kind") == ENCODER:
+        raise makes_no_text(model)
+    # Of a model that the head has not described yet, the first answer tells.
+    if found.get("kind") and not found.get("chat_template"):
+        raise Invalid(
+            f"model {model} has no chat template, as base models have none; complete a text with: "
+            f"sfctl run --raw {shlex.quote(model)} TEXT",
+            param="model",
+        )
 
 
 def unknown_model(model: str, known: Sequence[str]) -> str:

@@ -30,6 +30,7 @@ from bus.text.escaping import Escaper
 from bus.text.model_files import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
 from bus.text.process import Handler, narrow_limits
 from bus.text.tokenizer import TextModel
+from head.encoders import ENCODER, folder_kind, makes_no_text
 from head.text.templates import ChatTemplate
 
 #: How many tokenizers stay open; a large one takes half a GB.
@@ -49,6 +50,8 @@ class _Opened:
     @cached_property
     def template(self) -> ChatTemplate:
         files = self.model.files
+        if files.template is None and folder_kind(files.folder) == ENCODER:
+            raise makes_no_text(files.name)
         return ChatTemplate(files.name, files.template, files.named_tokens)
 
     @cached_property
@@ -83,6 +86,7 @@ class TextJobs:
             eos=model.eos,
             digest=model.digest,
             has_template=model.files.template is not None,
+            kind=folder_kind(Path(job.folder)),
         )
 
     def encode(self, job: Encode) -> Encoded:

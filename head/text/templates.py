@@ -85,8 +85,9 @@ class ChatTemplate:
     ) -> None:
         if source is None:
             raise Invalid(
-                f"model {model} has no chat template; put one as chat_template.jinja into its "
-                "folder, or use generate with a prompt",
+                f"model {model} has no chat template, as base models have none; complete a text "
+                f"with: sfctl run --raw {model} TEXT (generate with a prompt), or put a template "
+                "as chat_template.jinja into its folder",
                 param="model",
             )
         self._model = model

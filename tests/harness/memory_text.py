@@ -26,6 +26,7 @@ def text_reply(job: object) -> object:
                 eos=(),
                 digest=DIGEST,
                 has_template=True,
+                kind="encoder" if job.folder == "/encoder" else "decoder",
             )
         case text.Encode():
             return text.Encoded(job=job.job, ids=pack_ids(job.text.encode()))

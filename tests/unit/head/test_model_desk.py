@@ -224,3 +224,19 @@ def test_models_of_a_node_that_is_down_are_not_listed(desk: Desk) -> None:
     desk.core.link_down(LINK, "cut", 1.0)
     desk.settle()
     assert set(desk.models()) == {TOY}, "the head has the toy's folder"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"op": "generate", "prompt": "x"}, {"op": "chat", "messages": [{"role": "user"}]}],
+)
+def test_no_text_is_asked_of_an_encoder(desk: Desk, asked: dict[str, Any]) -> None:
+    desk.core.models_found({TOY: "/toy", NEW: "/encoder"}, 0.0)
+    desk.settle()
+    assert {name: model["kind"] for name, model in desk.models().items()} == {
+        TOY: "decoder",
+        NEW: "encoder",
+    }
+    error = error_of(desk.op(**asked, model=NEW))
+    assert (error["code"], error["param"]) == ("invalid", "model")
+    assert error["message"].startswith("new is an encoder; it makes embeddings, not text")

@@ -11,11 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from agent.models.encoder_importer import import_encoder
 from agent.models.export import export_genai
 from agent.models.folder import GENAI_CONFIG, GRAPH, GRAPH_DATA, ModelFolder
 from agent.models.selftest import open_session, prompt_logits
 from bus.errors import Invalid
 from tests.harness.models import smollm2_folder, toy_model_folder
+from tests.harness.small_encoder import write_small_encoder
 
 ROOM = 64
 
@@ -83,6 +85,13 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="choose a new folder"):
         export_genai(toy_model_folder(), tmp_path)
     assert kept.read_text() == "mine"
+
+
+def test_an_encoder_is_refused_as_one(tmp_path: Path) -> None:
+    encoder = import_encoder(write_small_encoder(tmp_path / "a"), tmp_path / "small")
+    with pytest.raises(Invalid, match="small is an encoder; it makes embeddings, not text"):
+        export_genai(encoder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_stage_is_refused(tmp_path: Path) -> None:

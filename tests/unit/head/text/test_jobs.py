@@ -99,6 +99,18 @@ def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
         TextJobs().render_chat(chat(folder, {"role": "user", "content": "x"}))
 
 
+def test_an_encoder_says_that_it_makes_no_text(tmp_path: Path) -> None:
+    folder = text_folder(tmp_path / "plain", sentence_piece())
+    jobs = TextJobs()
+    assert jobs.describe(Describe(job=1, folder=str(folder))).kind == "decoder"
+    (folder / "superfluid.json").write_text('{"name": "plain", "kind": "encoder"}')
+    described = TextJobs().describe(Describe(job=1, folder=str(folder)))
+    assert described.kind == "encoder"
+    assert TEXT.decode(TEXT.encode(described)) == described
+    with pytest.raises(Invalid, match="plain is an encoder; it makes embeddings, not text"):
+        TextJobs().render_chat(chat(folder, {"role": "user", "content": "x"}))
+
+
 def test_messages_that_are_no_msgpack(tmp_path: Path) -> None:
     folder = text_folder(tmp_path / "m", sentence_piece(), template=WITH_BOS)
     job = chat(folder, {"role": "user", "content": "x"})

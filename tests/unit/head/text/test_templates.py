@@ -141,7 +141,7 @@ def test_a_failing_template_is_one_sentence(source: str, sentence: str) -> None:
 
 
 def test_no_template_and_a_broken_one_name_the_model_and_the_remedy() -> None:
-    with pytest.raises(Invalid, match=r"model m has no chat template; put one as chat_template"):
+    with pytest.raises(Invalid, match=r"has no chat template.*run --raw m TEXT.*chat_template"):
         ChatTemplate("m", None, NAMED)
     with pytest.raises(Invalid, match=r"model m can not be read: .* in line 2"):
         ChatTemplate("m", "a\n{% if %}", NAMED)
