@@ -17,6 +17,7 @@ from bus.messages.api import (
 )
 from bus.messages.text import Described, Encode, Encoded
 from head.answer_operations import LOCAL_OWNER, AnswerOperations, only_known
+from head.answers import Answer
 from head.operation import ApiRequest, Core
 from head.session_listing import SessionListRequest, session_page
 from head.sessions import Session
@@ -85,7 +86,7 @@ class SessionOperations:
     def get(self, request: ApiRequest, now: float) -> None:
         asked = from_map(SessionGetRequest, request.body)
         session = self._core.runs.made.find(LOCAL_OWNER, asked.session)
-        body = _report(session)
+        body = _report(session, self._core.book.by_session(LOCAL_OWNER, session.id))
         if asked.limit:
             ids = session.context.slice(asked.offset, asked.offset + asked.limit)
             body["ids"] = list(unpack_ids(ids))
@@ -155,8 +156,12 @@ class SessionOperations:
         self._core.outbox.reply(request.end({"tokens": len(session.context)}))
 
 
-def _report(session: Session) -> dict[str, Any]:
-    """What `session.get` says. `tokens` does not count an answer that has not ended."""
+def _report(session: Session, latest: Answer | None) -> dict[str, Any]:
+    """What `session.get` says. `tokens` does not count an answer that has not ended.
+
+    Args:
+        latest: the answer to the session's last turn, as far as it is kept.
+    """
     placed = session.placed
     state = "ended" if session.ended_s is not None else "idle"
     if session.answer is not None:
@@ -168,5 +173,5 @@ def _report(session: Session) -> dict[str, Any]:
         "state": state,
         "tokens": len(session.context),
         "node": placed.node if placed is not None else "",
-        "answer_tokens": len(session.answer.tokens) if session.answer is not None else 0,
+        "answer_tokens": len(latest.tokens) if latest is not None else 0,
     }

@@ -212,6 +212,15 @@ def test_state_is_told_from_creation_to_end(talk: Talk) -> None:
     assert talk.call("session.append", session=talk.session, text="x")["error"]["code"] == "invalid"
 
 
+def test_a_turn_that_has_ended_is_counted_as_session_ls_does(talk: Talk) -> None:
+    talk.append("hi")
+    talk.bench.hear(1, run(talk.turn(), 0, 65, 66, finish="eos"))
+    idle = talk.get()
+    assert (idle["state"], idle["tokens"], idle["answer_tokens"]) == ("idle", 4, 2)
+    (row,) = talk.call("session.ls")["sessions"]
+    assert row["answer_tokens"] == 2
+
+
 def test_everything_is_kept_in_rows(talk: Talk) -> None:
     talk.append("hi")
     request = talk.turn()
