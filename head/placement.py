@@ -235,8 +235,11 @@ def _unsupported(nodes: Sequence[NodeView], request: PlacementRequest) -> Superf
 
 def _no_node(reasons: Mapping[NodeIdentity, str], request: PlacementRequest) -> SuperfluidError:
     why = "; ".join(f"{identity} {reason}" for identity, reason in sorted(reasons.items()))
+    lacks = f"does not serve {request.model}"
+    idle = next((identity for identity, reason in sorted(reasons.items()) if reason == lacks), "")
+    load = f"have one serve it: sfctl model load {request.model} {idle}, or " if idle else ""
     return NoNode(
-        f"no node can serve {request.model} now ({why or 'no node has joined'}); "
+        f"no node can serve {request.model} now ({why or 'no node has joined'}); {load}"
         "start a node that has the model, or wait for one (`sfctl node ls` shows them)",
         details={"nodes": dict(sorted(reasons.items()))},
     )

@@ -1,4 +1,4 @@
-"""Which agents of this machine serve a model right now."""
+"""Which agents of this machine run, and which serve a model right now."""
 
 from __future__ import annotations
 
@@ -14,11 +14,19 @@ _LOCK = "agent.lock"
 
 def serving_agents(state: StateFolder, model: str) -> list[str]:
     """Local names of the agents that run and have the model, as their status files tell."""
+    return [folder.name for folder in _folders(state) if _serves(folder, model)]
+
+
+def running_agents(state: StateFolder) -> list[str]:
+    """Local names of the agents that run."""
+    return [folder.name for folder in _folders(state) if _is_held(folder / _LOCK)]
+
+
+def _folders(state: StateFolder) -> list[Path]:
     try:
-        folders = sorted(state.nodes.iterdir())
+        return sorted(state.nodes.iterdir())
     except OSError:
         return []
-    return [folder.name for folder in folders if _serves(folder, model)]
 
 
 def _serves(folder: Path, model: str) -> bool:

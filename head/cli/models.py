@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import click
 
 from bus.errors import NotFound, SessionBusy
+from bus.state import StateFolder
 from head.cli.context import CliContext, pass_context
 from head.cli.model_loading import model_load, model_unload
-from head.cli.model_use import serving_agents
+from head.cli.model_use import running_agents, serving_agents
 from head.cli.output import format_option, note, print_json, print_rows, progress_bars
 from head.cli.program import run_model_program
 
@@ -89,7 +91,10 @@ def model() -> None:
 @click.argument("name")
 @pass_context
 def model_pull(context: CliContext, name: str) -> None:
-    """Download a known model (such as smollm2) and print where its GGUF file is."""
+    """Download a known model and print where its file or folder is.
+
+    Known names: smollm2, gemma3-270m, minilm.
+    """
     path = pull_model(name)
     click.echo(str(path))
     note(f"next: {context.command(f'model import {name}')}")
@@ -104,8 +109,12 @@ def model_import(context: CliContext, source: str, name: str | None, variant: st
     """Make a model folder from a GGUF file, a folder, or a known model by name.
 
     Folders are read as onnxruntime-genai and Optimum (onnx-community) lay them out, and encoders
-    as safetensors.
+    as safetensors. Known names: smollm2, gemma3-270m, minilm.
     """
+    if name is not None and not name.strip():
+        raise click.UsageError("--name is empty; say what to call the model.")
+    if not source.strip():
+        raise click.UsageError("FILE|FOLDER|NAME is empty; name a file, a folder or a known model.")
     file = Path(source)
     if not file.exists():
         if not _PULL_NAME.match(source) or source.endswith(".gguf"):
@@ -114,9 +123,25 @@ def model_import(context: CliContext, source: str, name: str | None, variant: st
             )
         file = pull_model(source)
         name = name or source
-    models = context.state().models
-    folder = import_model(file, name or default_name(file), models, variant)
+    state = context.state()
+    folder = import_model(file, name or default_name(file), state.models, variant)
     click.echo(str(folder))
+    note(f"next: {_next_step(context, state, folder.name)}")
+
+
+def _next_step(context: CliContext, state: StateFolder, name: str) -> str:
+    """What makes agents of this machine serve a model that was just imported."""
+    command, model = context.command, shlex.quote(name)
+    if serving := serving_agents(state, name):
+        nodes = " ".join(serving)
+        return (
+            f"{nodes} served {name} before and keeps to that until: "
+            f"{command(f'model unload {model} {nodes}')} && "
+            f"{command(f'model load {model} {nodes}')}"
+        )
+    if running := running_agents(state):
+        return command(f"model load {model} {' '.join(running)}")
+    return command("up")
 
 
 @model.command("export")

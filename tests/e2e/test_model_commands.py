@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from agent.models.sources import known_names
 from bus.agent_status import AgentLink, AgentModel, AgentStatus, write_agent_status
 from bus.file_lock import FileLock
 from bus.state import StateFolder
@@ -31,6 +32,25 @@ def state(tmp_path: Path) -> Path:
 def sfctl(state: Path, *arguments: object, stdin: str | None = None) -> Result:
     command = ["--state", str(state), "model", *map(str, arguments)]
     return CliRunner().invoke(cli, command, input=stdin)
+
+
+def toy_export(state: Path) -> Path:
+    """A folder that can be imported: the toy, as another program has it."""
+    assert sfctl(state, "export", "toy", "--genai", state / "out").exit_code == 0
+    return state / "out"
+
+
+def test_the_help_lists_the_names_that_can_be_pulled(state: Path) -> None:
+    for command in ("import", "pull"):
+        words = sfctl(state, command, "--help").stdout.replace(",", " ").replace(".", " ").split()
+        assert set(known_names()) <= set(words)
+
+
+@pytest.mark.parametrize("arguments", [("",), (" ",), ("smollm2", "--name", "")])
+def test_an_empty_name_imports_nothing(state: Path, arguments: tuple[str, ...]) -> None:
+    result = sfctl(state, "import", *arguments)
+    assert result.exit_code == 2
+    assert "is empty" in result.stderr
 
 
 def test_check_says_what_a_file_is(state: Path, tmp_path: Path) -> None:
@@ -144,6 +164,14 @@ def test_rm_refuses_while_an_agent_serves_it(state: Path) -> None:
         assert result.exit_code == 7
         assert "node-1 of this machine serves toy" in result.stderr
         assert (state / "models" / "toy").is_dir()
+        again = sfctl(state, "import", toy_export(state), "--name", "toy")
+        assert again.exit_code == 0
+        assert "node-1 served toy before and keeps to that until: " in again.stderr
+        assert " model unload toy node-1 && " in again.stderr
+        new = sfctl(state, "import", state / "out", "--name", "new")
+        assert new.stderr.splitlines()[-1].endswith(" model load new node-1")
+    idle = sfctl(state, "import", state / "out", "--name", "newer")
+    assert idle.stderr.splitlines()[-1].endswith(" up")
     # the status file outlives its agent
     assert serving_agents(StateFolder.find(state), "toy") == []
     assert sfctl(state, "rm", "toy", "--yes").exit_code == 0

@@ -240,3 +240,14 @@ def test_no_text_is_asked_of_an_encoder(desk: Desk, asked: dict[str, Any]) -> No
     error = error_of(desk.op(**asked, model=NEW))
     assert (error["code"], error["param"]) == ("invalid", "model")
     assert error["message"].startswith("new is an encoder; it makes embeddings, not text")
+
+
+def test_a_model_that_no_node_serves_names_the_command_that_loads_it(desk: Desk) -> None:
+    desk.core.models_found({TOY: "/toy", NEW: "/new"}, 0.0)
+    desk.settle()
+    desk.op("generate", model=NEW, prompt="x")
+    desk.core.handle_timeout(100.0)
+    desk.settle()
+    error = error_of(desk.replies[-1])
+    assert error["code"] == "no_node"
+    assert "have one serve it: sfctl model load new n1, or start a node" in error["message"]
