@@ -10,8 +10,6 @@ with superfluid.connect() as client:
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -19,11 +17,12 @@ from typing import Any
 
 from bus.call import Call
 from bus.client_address import check_api_address
+from bus.client_request import checked_messages, checked_options, prompt_keys
 from bus.client_session import ClientSession, Ended, Failed
 from bus.closing import Closing
 from bus.errors import Invalid, NoHead, SuperfluidError, WireError
 from bus.ids import RequestId
-from bus.messages.api import DEFAULT_CREDIT, GenerationOptions
+from bus.messages.api import DEFAULT_CREDIT
 from bus.transport.api_client import ApiSocket
 
 #: How long an answer may take, and an operation that the head answers from memory.
@@ -33,8 +32,6 @@ OPERATION_TIMEOUT_S = 30.0
 RECONNECT_S = 15.0
 _RECONNECT_EVERY_S = 0.1
 _SETTLE_S = 0.5
-
-_OPTIONS = frozenset(f.name for f in dataclasses.fields(GenerationOptions)) - {"model"}
 
 
 class Client(Closing):
@@ -71,8 +68,9 @@ class Client(Closing):
     def generate(
         self,
         model: str,
-        prompt: str | Sequence[int],
+        prompt: str | Sequence[int] | None = None,
         *,
+        tokens: Sequence[int] | None = None,
         timeout_s: float | None = None,
         credit: int = DEFAULT_CREDIT,
         **options: Any,
@@ -82,6 +80,7 @@ class Client(Closing):
         Args:
             model: its name in the fleet.
             prompt: text, or token ids.
+            tokens: token ids, in place of `prompt`.
             timeout_s: how long the answer may take from now on.
             credit: events that may wait here unread, 1 to 4096.
             **options: what docs/api.md lists: max_new, min_tokens, temperature, top_k, top_p,
@@ -90,10 +89,9 @@ class Client(Closing):
                 exact, on_disconnect, blobs.
 
         Raises:
-            Invalid: an option that does not exist.
+            Invalid: an option that does not exist, or what is given is of a wrong kind.
         """
-        named = {"prompt": prompt} if isinstance(prompt, str) else {"tokens": list(prompt)}
-        body = {"model": model, **named, **_checked(options)}
+        body = {"model": model, **prompt_keys(prompt, tokens), **checked_options(options)}
         return self._call("generate", body, timeout_s, credit)
 
     def chat(
@@ -117,9 +115,9 @@ class Client(Closing):
             **options: as for `generate`.
 
         Raises:
-            Invalid: an option that does not exist.
+            Invalid: an option that does not exist, or what is given is of a wrong kind.
         """
-        body = {"model": model, "messages": [dict(m) for m in messages], **_checked(options)}
+        body = {"model": model, "messages": checked_messages(messages), **checked_options(options)}
         if template is not None:
             body["template"] = dict(template)
         return self._call("chat", body, timeout_s, credit)
@@ -162,9 +160,9 @@ class Client(Closing):
             **options: as for `generate`.
 
         Raises:
-            Invalid: an option that does not exist.
+            Invalid: an option that does not exist, or what is given is of a wrong kind.
         """
-        body = {"session": session, "keep_output": keep_output, **_checked(options)}
+        body = {"session": session, "keep_output": keep_output, **checked_options(options)}
         return self._call("session.generate", body, timeout_s, credit)
 
     # --- operations -------------------------------------------------------------------------
@@ -353,19 +351,6 @@ class Client(Closing):
                 self._session.handle_timeout(self.clock())
         self._session.connected(self.clock())
         self.flush()
-
-
-def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options without those that are None. The head passes over keys it does not know, so a
-    misspelt one must be found here."""
-    for name in options:
-        if name not in _OPTIONS:
-            near = difflib.get_close_matches(name, _OPTIONS, n=1)
-            hint = (
-                f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(_OPTIONS))}"
-            )
-            raise Invalid(f"there is no option {name}; {hint}", param=name)
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _maps(body: Mapping[str, Any], key: str) -> list[dict[str, Any]]:

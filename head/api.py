@@ -13,13 +13,14 @@ from bus.codec import from_map
 from bus.errors import Invalid, SuperfluidError
 from bus.ids import ModelName, pack_ids, unpack_ids
 from bus.messages.api import DetokenizeRequest, TokenizeRequest
-from bus.messages.text import Decode, Decoded, Encode, Encoded
+from bus.messages.text import Decode, Decoded, Described, Encode, Encoded
 from head import reports
 from head.answer_operations import AnswerOperations
 from head.blob_operations import BlobOperations
 from head.model_operations import ModelOperations
 from head.node_operations import NodeOperations
 from head.operation import ApiRequest, Core
+from head.sampling_request import check_below
 from head.session_operations import SessionOperations
 from head.texts import MakeJob
 
@@ -76,7 +77,17 @@ class Api:
         def shape(reply: object) -> dict[str, Any]:
             return {"text": reply.text if isinstance(reply, Decoded) else ""}
 
-        self._text_operation(request, asked.model, job, shape, len(ids))
+        def described(known: object, now: float) -> None:
+            try:
+                if isinstance(known, SuperfluidError):
+                    raise known
+                if isinstance(known, Described):
+                    check_below(asked.tokens, len(known.vocabulary), "tokens", asked.model)
+                self._text_operation(request, asked.model, job, shape, len(ids))
+            except SuperfluidError as error:
+                self._core.fail_request(request.client, request.id, error)
+
+        self._core.texts.when_described(asked.model, described, now)
 
     def _text_operation(
         self,

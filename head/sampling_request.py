@@ -72,7 +72,7 @@ def check_ids(sampling: SamplingParams, model: ModelName, size: int) -> None:
         Invalid: one is outside; names it.
     """
     for param, packed in (("logit_bias", sampling.bias_ids), ("stop_ids", sampling.stop_ids)):
-        _check_below(unpack_ids(packed), size, param, model)
+        check_below(unpack_ids(packed), size, param, model)
 
 
 def constraint_param(request: GenerationOptions) -> str:
@@ -80,7 +80,12 @@ def constraint_param(request: GenerationOptions) -> str:
     return "schema" if request.schema is not None else "constraint"
 
 
-def _check_below(ids: Iterable[int], size: int, param: str, model: ModelName) -> None:
+def check_below(ids: Iterable[int], size: int, param: str, model: ModelName) -> None:
+    """Hold token ids against a vocabulary of `size` tokens.
+
+    Raises:
+        Invalid: one is outside; names it.
+    """
     highest = max(ids, default=0)
     if highest >= size:
         raise Invalid(

@@ -1,0 +1,101 @@
+"""From what a caller gives the client to the keys of a request, wrong usage named at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from bus.errors import Invalid
+from bus.fields import kind_of
+from bus.messages.api import GenerationOptions
+
+_OPTIONS = frozenset(f.name for f in dataclasses.fields(GenerationOptions)) - {"model"}
+
+
+def prompt_keys(prompt: Any, tokens: Any) -> dict[str, Any]:
+    """What a request for a continuation says of its beginning.
+
+    Args:
+        prompt: text, or token ids; None when `tokens` is given.
+        tokens: token ids.
+
+    Raises:
+        Invalid: not exactly one is given, or it is neither text nor a list.
+    """
+    if (prompt is None) == (tokens is None):
+        raise Invalid("give one of prompt (text, or token ids) and tokens (ids)", param="prompt")
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    param, ids = ("prompt", prompt) if tokens is None else ("tokens", tokens)
+    if isinstance(ids, str | bytes | Mapping):
+        raise Invalid(f"{param} should be a list of token ids, not {kind_of(ids)}", param=param)
+    try:
+        return {"tokens": list(ids)}
+    except TypeError:
+        raise Invalid(
+            f"{param} should be token ids{' or text' * (param == 'prompt')}, not {kind_of(ids)}",
+            param=param,
+        ) from None
+
+
+def checked_messages(messages: Any) -> list[dict[str, Any]]:
+    """The messages of a conversation, as maps.
+
+    Raises:
+        Invalid: they are no list of maps.
+    """
+    example = '[{"role": "user", "content": "Hello"}]'
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
+        raise Invalid(
+            f"messages should be a list of maps, not {kind_of(messages)}; such as {example}",
+            param="messages",
+        )
+    given = list(messages)
+    for place, message in enumerate(given):
+        if not isinstance(message, Mapping):
+            raise Invalid(
+                f"messages[{place}] should be a map, not {kind_of(message)}; such as {example}",
+                param=f"messages[{place}]",
+            )
+    return [dict(message) for message in given]
+
+
+def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options without those that are None, nor `n`, which is 1.
+
+    The head passes over keys it does not know, so a misspelt one must be found here.
+
+    Raises:
+        Invalid: there is no such option, or ids of logit_bias are none.
+    """
+    asked = {name: value for name, value in options.items() if name != "n"}
+    if options.get("n") not in (None, 1):
+        raise Invalid("n is served for 1 only; send the request n times", param="n")
+    for name in asked:
+        if name not in _OPTIONS:
+            near = difflib.get_close_matches(name, _OPTIONS, n=1)
+            hint = (
+                f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(_OPTIONS))}"
+            )
+            raise Invalid(f"there is no option {name}; {hint}", param=name)
+    _check_bias(asked.get("logit_bias"))
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _check_bias(given: Any) -> None:
+    """Keys that can not travel are named here; whether a model has an id the head knows."""
+    if given is None:
+        return
+    if not isinstance(given, Mapping):
+        raise Invalid(
+            f"logit_bias should be a map from token id to number, not {kind_of(given)}",
+            param="logit_bias",
+        )
+    for key in given:
+        if type(key) is not int and type(key) is not str:
+            raise Invalid(
+                f"logit_bias has {key!r} as a token id; ids are whole numbers from 0",
+                param="logit_bias",
+            )
