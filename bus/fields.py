@@ -194,5 +194,12 @@ def check_map(limit: int) -> Convert:
 
 
 def kind_of(value: Any) -> str:
-    names = {str: "text", bytes: "bytes", list: "a list", dict: "a map", bool: "true or false"}
+    names = {
+        str: "text",
+        bytes: "bytes",
+        list: "a list",
+        dict: "a map",
+        bool: "true or false",
+        int: "an integer",
+    }
     return "nothing" if value is None else names.get(type(value), f"a {type(value).__name__}")

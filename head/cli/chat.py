@@ -22,6 +22,9 @@ from head.cli.prompts import Lines, text_argument, whole_prompt
 from head.cli.sampling_options import logprob_lines, sampling_options
 from head.encoders import ENCODER, makes_no_text
 
+#: Lines that end a chat.
+_GOODBYES = frozenset({"/exit", "/quit"})
+
 
 def print_stream(call: Call) -> Answer:
     """Print an answer's text as it comes; gives the whole answer."""
@@ -115,12 +118,14 @@ def run(
 @sampling_options
 @pass_context
 def chat(context: CliContext, /, model: str, system: str | None, **options: Any) -> None:
-    """Talk with MODEL. Ctrl-C stops the answer; Ctrl-D ends the chat."""
+    """Talk with MODEL. Ctrl-C stops the answer; Ctrl-D, /exit or /quit ends the chat."""
     messages = _messages(system)
     with context.client() as client:
         _check_chats(client, model)
         lines = Lines()
         while (line := _next_line(lines)) is not None:
+            if line.strip() in _GOODBYES:
+                break
             if line.strip():
                 messages.append({"role": "user", "content": line})
                 _answer(client, model, messages, options)

@@ -78,7 +78,7 @@ class Lines:
     def __init__(self) -> None:
         self._typed = sys.stdin.isatty()
         if self._typed:
-            note("Ctrl-D ends the chat, Ctrl-C an answer")
+            note("Ctrl-D or /exit ends the chat, Ctrl-C an answer")
             try:
                 import readline  # noqa: F401 - gives input() line editing and history
             except ImportError:

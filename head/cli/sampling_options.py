@@ -37,17 +37,28 @@ def _bias(given: str) -> tuple[int, float]:
 
 
 def _schema(given: str) -> str:
-    """JSON text, given as it is or in a file."""
+    """JSON text, given as it is or in a file. What it may say is the head's to judge."""
+    if not given.strip() or _json_problem(given) is None:
+        return given
     source = given if given.lstrip().startswith("{") else _grammar(given)
-    try:
-        json.loads(source)
-    except (ValueError, RecursionError) as error:
-        raise click.BadParameter(f"{given!r} is no JSON: {error}.") from None
+    if problem := _json_problem(source):
+        raise click.BadParameter(f"{given!r} is no JSON: {problem}.")
     return source
+
+
+def _json_problem(text: str) -> str | None:
+    """Why a text is no JSON; None when it is."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return str(error)
+    return None
 
 
 def _grammar(given: str) -> str:
     """The text in a file."""
+    if Path(given).is_dir():
+        raise click.BadParameter(f"{given!r} is a folder; name a file in it.")
     try:
         with Path(given).open("rb") as file:
             return file.read(MAX_CONSTRAINT_BYTES + 1).decode()

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bus.errors import Invalid
+from bus.fields import kind_of
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -76,4 +77,4 @@ def _shown(value: object) -> str:
         return "missing"
     if isinstance(value, str):
         return repr(value if len(value) <= 40 else value[:40] + "...")
-    return f"a {type(value).__name__}"
+    return kind_of(value)

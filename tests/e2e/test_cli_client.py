@@ -68,15 +68,24 @@ class _Fleet:
         self.node, self.ready = dict(NODE), True
         self.more: list[Body] = []
         self.refusal: SuperfluidError | None = None
+        #: What else is told of the model.
+        self.told: Body = {}
+        self.others: list[Body] = []
+        self.unknown_on: set[str] = set()
 
     def __call__(self, body: Body) -> list[Body]:
-        model = MODEL | {"ready": self.ready}
+        model = MODEL | {"ready": self.ready} | self.told
         if body["op"] == "status":
             return [
                 {"kind": "end", "head": HEAD, "nodes": [self.node, *self.more], "models": [model]}
             ]
         if body["op"] == "nodes":
-            return [{"kind": "end", "nodes": [self.node]}]
+            return [{"kind": "end", "nodes": [self.node, *self.others]}]
+        if body["op"] == "model.unload":
+            if body["node"] not in self.unknown_on:
+                return [{"kind": "end"}]
+            unknown = NotFound(f"node {body['node']}: it knows no model", param="model")
+            return [{"kind": "error", "error": unknown.to_dict()}]
         if body["op"] == "models":
             return [{"kind": "end", "models": [model]}]
         if body["op"] == "session.ls":
@@ -131,6 +140,43 @@ def test_run_of_an_unserved_model_is_3(fleet: tuple[_Fleet, ScriptedHead]) -> No
     result = _sfctl(fleet[1], "run", "big", "hello")
     assert (result.exit_code, result.stdout) == (3, "")
     assert result.stderr == "error: no node serves it: node-1-abc has only toy\n"
+
+
+@pytest.mark.parametrize("goodbye", ["/exit", "/quit "])
+def test_a_chat_ends_by_its_own_words(fleet: tuple[_Fleet, ScriptedHead], goodbye: str) -> None:
+    result = _sfctl(fleet[1], "chat", "toy", stdin=f"one\n{goodbye}\ntwo\n")
+    assert (result.exit_code, result.stdout) == (0, "Hi there\n")
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ({"kind": "decoder", "chat_template": False}, "run --raw toy TEXT"),
+        ({"kind": "encoder", "chat_template": False}, "toy is an encoder; it makes embeddings"),
+    ],
+)
+def test_a_model_that_can_not_be_talked_with_is_told_at_once(
+    fleet: tuple[_Fleet, ScriptedHead], told: Body, says: str
+) -> None:
+    fleet[0].told = told
+    result = _sfctl(fleet[1], "chat", "toy", stdin="one\n")
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert [body for body in fleet[1].requests if body["op"] == "chat"] == []
+
+
+def test_an_unload_of_a_name_that_one_of_two_nodes_knows_is_done(
+    fleet: tuple[_Fleet, ScriptedHead],
+) -> None:
+    script, head = fleet
+    script.others = [NODE | {"identity": "node-2-abc"}]
+    script.unknown_on = {"node-2-abc"}
+    asked = ("model", "unload", "new", "--all")
+    assert _sfctl(head, *asked).exit_code == 0
+    script.unknown_on.add("node-1-abc")
+    result = _sfctl(head, *asked)
+    assert result.exit_code == 5
+    assert "knows no model" in result.stderr
 
 
 def test_chat_keeps_the_conversation(fleet: tuple[_Fleet, ScriptedHead]) -> None:

@@ -52,6 +52,8 @@ def _one_error_line(result: Result) -> str:
         ["run", "m", "p", "--stop", "\udcff"],
         ["run", "m", "p", "--schema", "{"],
         ["run", "m", "p", "--schema", "/nowhere/at/all.json"],
+        ["run", "m", "p", "--schema", "/"],
+        ["run", "m", "p", "--grammar", "/"],
         ["run", "m", "p", "--grammar", "/nowhere/at/all.lark"],
         ["run", "m", "p", "--schema", "{}", "--regex", "a"],
         ["run", "m", "p", "--repetition-penalty", "0"],
