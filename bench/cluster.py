@@ -58,7 +58,7 @@ class Cluster:
 
     def __enter__(self) -> Self:
         try:
-            self.sfctl("token", "new")
+            self.sfctl("token", "new", "--force")
             self.start_head()
             self.client = self.connect()
             for number in range(1, self._nodes + 1):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.worker.mailbox import MOST_KEPT
 from bench.cluster import Cluster
 from bus.messages.worker import WORKER, Ping, Ready, Stop
 from tests.e2e.test_cases_stalls import END_LIMIT_S
@@ -75,9 +76,10 @@ def test_l13_a_worker_with_unsent_messages_ends_when_told(run_dir: Path) -> None
     agent = Agent(toy_model_folder().path, run_dir, "--lanes", "2", "--kv-bytes", str(4 << 20))
     try:
         agent.take(Ready)
-        # Nobody reads the answers: the pipe's 512 places fill, and the rest waits in the worker.
+        # Nobody reads the answers: the pipe's 512 places fill, and the rest waits in the worker,
+        # which goes on reading until it keeps `MOST_KEPT`.
         ping, stop = WORKER.encode(Ping(nonce=1)), WORKER.encode(Stop())
-        for _ in range(20_000):
+        for _ in range(MOST_KEPT):
             wait_for(lambda: agent.child.pipe.send(ping), "the worker goes on reading")
         wait_for(lambda: agent.child.pipe.send(stop), "the worker goes on reading")
         started = time.monotonic()
