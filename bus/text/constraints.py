@@ -28,10 +28,11 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from bus.errors import ModelIncomplete
 from bus.messages.sampling import MAX_CONSTRAINT_BYTES, Constraint
 from bus.text.constraint_errors import refused
-from bus.text.json_schema import parse_json, translate_schema
+from bus.text.json_schema import translate_schema
 from bus.text.lark_text import translate_lark
 from bus.text.schema_ends import has_value
 from bus.text.schema_limits import SchemaRefused
+from bus.text.schema_source import parse_json
 from bus.text.structural import structural_grammar
 from bus.text.tokenizer import TextModel
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from decimal import Decimal, InvalidOperation
 from typing import Any
 from urllib.parse import unquote
 
@@ -27,58 +26,30 @@ from bus.text.schema_limits import (
     MAX_COUNT,
     MAX_DEFINITIONS,
     MAX_DEPTH,
+    MAX_NAME_PATTERNS,
+    MAX_OPTIONAL,
+    MAX_PROPERTIES,
+    PREFIX_ITEMS,
     REF_ALONE,
     TYPES,
     UNSUPPORTED,
     SchemaRefused,
 )
-from bus.text.schema_numbers import literal, lower_bound, step, upper_bound
+from bus.text.schema_names import check_name_patterns
+from bus.text.schema_numbers import count, literal, lower_bound, step, upper_bound
+from bus.text.schema_oneof import check_one_of
+from bus.text.schema_steps import check_steps
 
 Json = Any
 Schema = dict[str, Any] | bool
 Out = dict[str, Any]
 
 
-def parse_json(source: str) -> Json:
-    """JSON text with numbers as int or Decimal.
-
-    Raises:
-        SchemaRefused: it is no JSON, or a key is there twice.
-    """
-    try:
-        return json.loads(
-            source,
-            parse_float=Decimal,
-            parse_constant=_no_constant,
-            object_pairs_hook=_object,
-        )
-    except RecursionError:
-        raise SchemaRefused("", f"it is nested more than {MAX_DEPTH} deep") from None
-    except InvalidOperation:
-        raise SchemaRefused("", "it has a number that is too large to work with") from None
-    except ValueError as error:
-        # Among them: an integer of more digits than Python converts.
-        raise SchemaRefused("", f"it is not JSON ({str(error)[:200]})") from None
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {twice[:60]!r} is there twice in one object")
-    return found
-
-
 def translate_schema(root: Json) -> Out:
     """The schema as the engine honours it.
 
     Args:
-        root: from `parse_json`.
+        root: from `bus.text.schema_source.parse_json`.
 
     Raises:
         SchemaRefused: something in it can not be honoured, or nothing can match it.
@@ -92,6 +63,7 @@ class _Translation:
     def __init__(self, root: Json) -> None:
         self._root = root
         self._alone = False
+        self._dialect = ""
         self._names: dict[str, str] = {}
         self._definitions: dict[str, Out] = {}
         self._waiting: list[tuple[str, str, Json]] = []
@@ -107,13 +79,16 @@ class _Translation:
                 raise SchemaRefused(
                     "#/$schema", "the dialect is not supported; use draft 2020-12, 2019-09, 7 or 6"
                 )
-            self._alone = _dialect(dialect) in REF_ALONE
+            self._dialect = _dialect(dialect)
+            self._alone = self._dialect in REF_ALONE
         made = self._schema(root, "#", 0, is_root=True)
         while self._waiting:
             name, where, node = self._waiting.pop()
             self._definitions[name] = self._schema(node, where, 0, is_root=where == "#")
         if self._definitions:
             made = {"$defs": self._definitions, **made}
+        check_steps(made)
+        check_one_of(made)
         return made
 
     def _schema(self, node: Json, where: str, depth: int, *, is_root: bool = False) -> Out:
@@ -169,6 +144,8 @@ class _Translation:
 
     def _target(self, pointer: str, where: str) -> tuple[str, Json]:
         if pointer and not pointer.startswith("/"):
+            if self._alone:
+                raise SchemaRefused(where, "drafts 6 and 7 have no $anchor; use #/definitions/NAME")
             found = self._all_anchors().get(pointer)
             if found is None:
                 raise SchemaRefused(where, f"there is no $anchor {pointer[:60]!r}")
@@ -239,6 +216,8 @@ class _Translation:
     def _items(self, value: Json, node: Json, where: str, depth: int) -> Out:
         if not isinstance(value, list):
             return {"items": self._below(value, where, depth)}
+        if self._dialect == PREFIX_ITEMS:
+            raise SchemaRefused(where, "draft 2020-12 has no list of items; use prefixItems")
         if "prefixItems" in node:
             raise SchemaRefused(where, "items is a list beside prefixItems; keep one of them")
         made: Out = {"prefixItems": self._some(value, node, where, depth)["items"]}
@@ -246,6 +225,14 @@ class _Translation:
             below = where.rsplit("/", 1)[0] + "/additionalItems"
             made["items"] = self._below(node["additionalItems"], below, depth)
         return made
+
+    def _prefix_items(self, value: Json, node: Json, where: str, depth: int) -> Out:
+        if self._dialect not in ("", PREFIX_ITEMS):
+            # There it says nothing, and `items` is for all items.
+            raise SchemaRefused(
+                where, "only draft 2020-12 has prefixItems; use a list of items or that $schema"
+            )
+        return self._some(value, node, where, depth)
 
     def _additional_items(self, value: Json, node: Json, where: str, _depth: int) -> Out:
         # Of meaning beside a list of items only, where `items` takes it.
@@ -255,19 +242,32 @@ class _Translation:
 
     # --- objects --------------------------------------------------------------------------
 
-    def _properties(self, value: Json, _node: Json, where: str, depth: int) -> Out:
+    def _properties(self, value: Json, node: Json, where: str, depth: int) -> Out:
+        if isinstance(value, dict):
+            optional = len(value.keys() - set(_names(node.get("required", []), where)))
+            if len(value) > MAX_PROPERTIES or optional > MAX_OPTIONAL:
+                raise SchemaRefused(
+                    where,
+                    f"it has {len(value)} properties, {optional} of them not required; at most "
+                    f"{MAX_PROPERTIES} and {MAX_OPTIONAL} are possible: put some into objects of "
+                    "their own",
+                )
         made = self._named(value, where, depth)
         for name in made:
             _check_name(name, where)
         return {"properties": made}
 
-    def _pattern_properties(self, value: Json, _node: Json, where: str, depth: int) -> Out:
+    def _pattern_properties(self, value: Json, node: Json, where: str, depth: int) -> Out:
+        if isinstance(value, dict) and len(value) > MAX_NAME_PATTERNS:
+            raise SchemaRefused(
+                where, f"it has {len(value)} patterns; at most {MAX_NAME_PATTERNS} are possible"
+            )
         made = self._named(value, where, depth)
-        return {
-            "patternProperties": {
-                _pattern(name, f"{where}/{_escaped(name)}"): schema for name, schema in made.items()
-            }
+        patterns = {
+            _pattern(name, f"{where}/{_escaped(name)}"): schema for name, schema in made.items()
         }
+        check_name_patterns(made.keys(), node, where)
+        return {"patternProperties": patterns}
 
     def _named(self, value: Json, where: str, depth: int) -> dict[str, Out]:
         if not isinstance(value, dict):
@@ -352,7 +352,7 @@ _HANDLERS: Mapping[str, _Handler] = {
     "allOf": _Translation._some,
     "items": _Translation._items,
     "additionalItems": _Translation._additional_items,
-    "prefixItems": _Translation._some,
+    "prefixItems": _Translation._prefix_items,
     "minItems": _least,
     "maxItems": _most,
     "properties": _Translation._properties,
@@ -391,10 +391,8 @@ def _check_name(name: str, where: str) -> None:
 
 
 def _count(value: Json, where: str) -> int:
-    whole = isinstance(value, int | Decimal) and not isinstance(value, bool) and value % 1 == 0
-    if not whole or value < 0:
-        raise SchemaRefused(where, "it should be a whole number of at least 0")
-    return int(value)
+    """A count, cut to one more than any answer has."""
+    return count(value, where, MAX_COUNT)
 
 
 def _list(value: Json, where: str) -> list[Json]:

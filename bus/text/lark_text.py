@@ -2,7 +2,8 @@
 
 `%json { ... }` inside a grammar is held to the same rules as a JSON Schema of its own and is
 rewritten. Options that ask something of the sampler or of the engine's host are refused, since
-nothing here would act on them.
+nothing here would act on them; tokens by name or id are, since an answer is its text: special
+tokens are not in it, and an end of sequence would end it in the middle.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from decimal import Decimal
 from typing import Any
 
 from bus.text.constraint_errors import refused
@@ -24,6 +24,8 @@ _PART = re.compile(
       | (?P<options>%llguidance\b)""",
     re.VERBOSE,
 )
+#: A token by its name, its ids, or any: `<|end|>`, `<[1-9]>`, `<[*]>`.
+_TOKEN = re.compile(r"<(?:\[[^\]\n]*\]|[^<>\s]*)>?")
 _REFUSED_OPTION = re.compile(r"\b(temperature|max_tokens|stop)\s*=")
 
 Schema = dict[str, Any]
@@ -59,6 +61,13 @@ def _code(text: str) -> str:
     found = _REFUSED_OPTION.search(text)
     if found:
         raise refused("lark", f"the rule option {found[1]} is not supported; leave it out")
+    token = _TOKEN.search(text)
+    if token:
+        raise refused(
+            "lark",
+            f"the token {token[0][:60]} can not be asked for: it has no text, or would end the "
+            'answer; write the text that is wanted in quotes, as in "a"',
+        )
     return text
 
 
@@ -68,7 +77,7 @@ def _json_end(source: str, start: int) -> int:
         begin += 1
     try:
         # Only its end is asked for here; what is in it is read with more care later.
-        _, end = json.JSONDecoder(parse_float=Decimal, parse_int=str).raw_decode(source, begin)
+        _, end = json.JSONDecoder(parse_float=str, parse_int=str).raw_decode(source, begin)
     except (ValueError, RecursionError) as error:
         raise refused("lark", f"%json is not followed by JSON ({str(error)[:100]})") from None
     return end

@@ -87,6 +87,17 @@ def translate(pattern: str) -> str:
     return f"^(?:{'|'.join(sides)})$"
 
 
+def is_exact(pattern: str) -> bool:
+    """Whether all readings of a pattern match the same texts, so that its translation does, too.
+
+    Args:
+        pattern: one that `translate` takes.
+    """
+    reader = _Reader(pattern)
+    reader.alternatives(0)
+    return reader.exact
+
+
 def _flattened(sides: list[_Alternative]) -> list[_Alternative]:
     """Alternatives with sole groups taken apart, so that anchors inside them are at the edge."""
     found: list[_Alternative] = []
@@ -124,6 +135,8 @@ class _Reader:
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
         self._at = 0
+        #: Whether nothing was there so far that readings differ in.
+        self.exact = True
 
     @property
     def rest(self) -> bool:
@@ -156,9 +169,11 @@ class _Reader:
             text = self._atom() if inner is None else _joined(inner)
             quantified = self._quantifier()
             atoms += 1
+            for group in (side.group, inner):
+                # A group is at the edges only while nothing stands beside it.
+                if group is not None and (atoms > 1 or quantified):
+                    self._check_no_anchor(group)
             side.group = inner if atoms == 1 and not quantified else None
-            if inner is not None and side.group is None:
-                self._check_no_anchor(inner)
             side.body += text + quantified
         return side
 
@@ -199,6 +214,7 @@ class _Reader:
         character = self._pattern[self._at]
         if character == ".":
             self._at += 1
+            self.exact = False
             return _ANY
         if character == "[":
             self._at += 1
@@ -252,6 +268,7 @@ class _Reader:
         character = self._pattern[self._at : self._at + 1]
         self._at += 1
         if character in table and character:
+            self.exact = False
             return table[character]
         if character in _CONTROL:
             return _CONTROL[character]

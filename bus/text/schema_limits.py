@@ -10,6 +10,11 @@ MAX_DEPTH = 64
 MAX_DEFINITIONS = 500
 #: Items, properties or characters that a bound may speak of; no answer is longer.
 MAX_COUNT = 1_000_000
+#: Properties of one object; those that may be missing, which the parser tries at once; patterns of
+#: names, which are compared with each other.
+MAX_PROPERTIES = 5000
+MAX_OPTIONAL = 1000
+MAX_NAME_PATTERNS = 64
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
@@ -24,6 +29,9 @@ DIALECTS = frozenset(
 )
 #: Of these, dialects in which nothing beside a `$ref` counts.
 REF_ALONE = frozenset({"json-schema.org/draft-07/schema", "json-schema.org/draft-06/schema"})
+#: The dialect with `prefixItems`. The others have a list of `items`; what names no dialect may
+#: have either.
+PREFIX_ITEMS = "json-schema.org/draft/2020-12/schema"
 
 #: Keywords that say nothing about what is valid. `$defs` counts where a `$ref` leads into it.
 ANNOTATIONS = frozenset(

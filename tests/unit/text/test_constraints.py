@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import time
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from llguidance import LLTokenizer
 from bus.errors import ConstraintInvalid
 from bus.messages.sampling import Constraint
 from bus.text.constraints import check_constraint, make_matcher, make_tokenizer
+from bus.text.lark_text import translate_lark
 from bus.text.tokenizer import TextModel
 from tests.harness.models import smollm2_folder, toy_model_folder
 from tests.unit.text.test_tokenizer import PIECES
@@ -79,6 +82,9 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
+PRIMES = (7, 11, 13, 17, 19, 23)
+
+
 @pytest.mark.parametrize(
     ("kind", "source", "refused"),
     [
@@ -90,6 +96,11 @@ def nested(depth: int) -> dict[str, Any]:
         ("json_schema", {"type": "array", "minItems": 2**64 - 1}, "no answer is that long"),
         ("json_schema", {"type": "string", "pattern": "(" * 10_000}, "50 deep"),
         ("json_schema", {"type": "string", "pattern": "[ab]*a[ab]{13}"}, ""),
+        ("json_schema", {"allOf": [{"multipleOf": n} for n in PRIMES]}, "multiples of 7436429"),
+        ("json_schema", {"multipleOf": 999_983}, "multiples of 999983"),
+        ("json_schema", {"multipleOf": 99_991, "minimum": 7}, ""),
+        ("json_schema", {"properties": {str(n): {} for n in range(5000)}}, "5000 properties"),
+        ("json_schema", {"patternProperties": {f"^{n}_": {} for n in range(300)}}, "300 patterns"),
         ("json_schema", '{"items":' * 20_000 + "{}" + "}" * 20_000, "64 deep"),
         ("regex", "(" * 10_000, "100 deep"),
         ("regex", "[ab]*a[ab]{13}", ""),
@@ -144,6 +155,110 @@ def test_a_grammar_and_the_schemas_inside_it() -> None:
     assert "%llguidance" in refusal("lark", '%llguidance {"no_forcing": true}\nstart: "a"')
     assert "start" in refusal("lark", 'begin: "a"')
     assert accepts("lark", 'start: "max_tokens=3"', "max_tokens=3")
+
+
+@pytest.mark.parametrize(
+    ("token", "rest"),
+    [
+        ("<|im_end|>", '"a"'),
+        ("<|im_start|>", '"a"'),
+        ("<[257]>", '"a"'),
+        ("<[0-65]>", ""),
+        ("<[*]>", ""),
+        ("<[^1,2]>", "/[<]x/"),
+        ("<eos>", '| "<"'),
+    ],
+)
+def test_tokens_by_name_or_id_are_refused_in_every_grammar(token: str, rest: str) -> None:
+    source = f"start: {token} {rest}"
+    assert f"the token {token} can not be asked for" in refusal("lark", source)
+    inside = {"tags": [{"begin": "<t>", "end": "</t>", "lark": source}]}
+    assert f"the token {token} can not be asked for" in refusal("structural", inside)
+    # As text they are text.
+    translate_lark(f'start: "{token}" /<.>/ // {token}', lambda text: {})
+
+
+def test_numbers_with_exponents_beyond_reason_are_refused_inside_grammars_too() -> None:
+    assert "#/minimum" in refusal("lark", 'start: %json {"minimum": 1e99999999999999999999}')
+    tags = '{"tags": [{"begin": "a", "end": "b", "schema": {"const": 1e9999999}}]}'
+    assert "#/const" in refusal("structural", tags)
+
+
+BOUNDS = [0, 1, -1, 10, 100, 0.5, -0.5, 0.75, 0.1, 1.5, 10.5, 99.9, 1e-3, 1e-7, 123.456, 1e10]
+
+
+def near(bound: float) -> set[str]:
+    """Spellings of numbers about a bound."""
+    found = set()
+    for step in ("0", "1", "-1", "0.1", "-0.1", "1e-7", "-1e-7", "1e-12", "-1e-12"):
+        plain = format(Decimal(repr(bound)) + Decimal(step), "f")
+        tail = ".0" if "." not in plain else "0"
+        short = plain.rstrip("0").rstrip(".") if "." in plain else plain
+        for text in (plain, plain + tail, plain + tail + "0", short or "0"):
+            found |= {text, f"-{text}", f"{text}e0", f"{text}e1", f"{text}E-2", f"-{text}e0"}
+    return found | {"0", "-0", "0.0", "-0.0", "0e5", "-0.0e1", "00", "1.", ".5"}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_bounds_of_numbers_let_no_number_through_that_is_outside(seed: int) -> None:
+    """Every spelling about each bound; the engine took (0, 0.5] for [0, 0.5], and others."""
+    choice = random.Random(seed)
+    taken = 0
+    for _ in range(8):
+        schema: dict[str, Any] = {"type": choice.choice(("number", "number", "integer"))}
+        for key, likely in zip(BOUND_KEYS, (0.2, 0.5, 0.2, 0.5), strict=True):
+            if choice.random() < likely:
+                schema[key] = choice.choice((*BOUNDS, round(choice.uniform(-20, 20), 2)))
+        bounds = [schema[key] for key in BOUND_KEYS if key in schema]
+        try:
+            start = make_matcher(TOKENIZER, constraint("json_schema", schema))
+        except ConstraintInvalid:
+            continue
+        for text in set().union(*map(near, bounds or [0])):
+            matcher = start.deep_copy()
+            ids = list(text.encode())
+            if matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting():
+                taken += 1
+                assert is_within(text, schema), (text, schema)
+    assert taken > 20
+
+
+BOUND_KEYS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+
+
+def is_within(text: str, schema: dict[str, Any]) -> bool:
+    """By exact arithmetic."""
+    value = json.loads(text, parse_float=Decimal, parse_int=Decimal)
+    bounds = {key: Decimal(repr(schema[key])) for key in BOUND_KEYS if key in schema}
+    return (
+        (schema["type"] == "number" or value % 1 == 0)
+        and value >= bounds.get("minimum", value)
+        and value <= bounds.get("maximum", value)
+        and ("exclusiveMinimum" not in bounds or value > bounds["exclusiveMinimum"])
+        and ("exclusiveMaximum" not in bounds or value < bounds["exclusiveMaximum"])
+    )
+
+
+@pytest.mark.parametrize(
+    ("schema", "outside", "inside"),
+    [
+        ({"exclusiveMinimum": 0, "maximum": 0.5}, ["0", "0.0", "-0"], ["0.5", "0.25", "0.001"]),
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 0.75}, ["0", "0.75", "0e5"], ["0.740", "0.5"]),
+        ({"exclusiveMinimum": 1, "exclusiveMaximum": 1.5}, ["1", "1.0", "1.5"], ["1.25"]),
+        ({"exclusiveMinimum": 10, "exclusiveMaximum": 10.5}, ["10", "10.0"], ["10.1"]),
+        (
+            {"exclusiveMinimum": -0.5, "exclusiveMaximum": 0},
+            ["0", "-0", "-0.0", "-0.5"],
+            ["-0.40", "-0.3"],
+        ),
+        ({"minimum": -5, "anyOf": [{"exclusiveMinimum": 0}]}, ["0", "-3"], ["1", "0.5"]),
+        ({"exclusiveMinimum": 4, "type": "integer"}, ["4"], ["5", "60"]),
+    ],
+)
+def test_exclusive_bounds_hold(schema: Any, outside: list[str], inside: list[str]) -> None:
+    schema = {"type": "number", **schema}
+    assert [text for text in outside if accepts("json_schema", schema, text)] == []
+    assert [text for text in inside if not accepts("json_schema", schema, text)] == []
 
 
 TAGS: dict[str, Any] = {

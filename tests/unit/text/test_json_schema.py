@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
-from bus.text.json_schema import parse_json, translate_schema
+from bus.text.json_schema import translate_schema
 from bus.text.schema_ends import has_value
 from bus.text.schema_limits import MAX_COUNT, SchemaRefused
+from bus.text.schema_source import parse_json
+
+DRAFT6, DRAFT7 = (f"http://json-schema.org/draft-0{n}/schema#" for n in (6, 7))
+DRAFT2019, DRAFT2020 = (f"https://json-schema.org/draft/{n}/schema" for n in ("2019-09", "2020-12"))
 
 
 def translated(schema: Any) -> Any:
@@ -65,6 +69,28 @@ def translated(schema: Any) -> Any:
         ({"$defs": {"a": {"foo": 1}}, "$ref": "#/$defs/a"}, "#/$defs/a/foo", "not known"),
         ({"$defs": {"a": {"$id": "x"}}, "$ref": "#/$defs/a"}, "#/$ref", "$id of its own"),
         ({"$schema": "http://json-schema.org/draft-04/schema#"}, "#/$schema", "dialect"),
+        ({"$schema": DRAFT7, "prefixItems": [{}]}, "#/prefixItems", "only draft 2020-12"),
+        ({"$schema": DRAFT6, "prefixItems": [{}]}, "#/prefixItems", "only draft 2020-12"),
+        ({"$schema": DRAFT2019, "prefixItems": [{}]}, "#/prefixItems", "only draft 2020-12"),
+        ({"$schema": DRAFT2020, "items": [{}]}, "#/items", "no list of items"),
+        ({"$schema": DRAFT7, "$ref": "#a", "$defs": {"a": {"$anchor": "a"}}}, "#/$ref", "$anchor"),
+        ('{"minimum": 1e9999999}', "#/minimum", "too large or too small"),
+        ('{"minimum": 1e99999999999999999999}', "#/minimum", "too large or too small"),
+        ('{"exclusiveMinimum": 1e-9999999}', "#/exclusiveMinimum", "too large or too small"),
+        ('{"exclusiveMaximum": -1e9999999}', "#/exclusiveMaximum", "too large or too small"),
+        ('{"multipleOf": 1e9999999}', "#/multipleOf", "too large or too small"),
+        ('{"multipleOf": 1e-9999999}', "#/multipleOf", "too large or too small"),
+        ('{"const": 1e9999999}', "#/const", "too large or too small"),
+        ('{"enum": [{"a": [-1e9999999]}]}', "#/enum/0", "too large or too small"),
+        ('{"minLength": 1e9999999}', "#/minLength", "no answer is that long"),
+        ('{"minItems": 1e99999999999999999999}', "#/minItems", "too large or too small"),
+        ('{"minProperties": 1e9999999}', "#/minProperties", "beyond the required ones"),
+        ('{"maxLength": -1e9999999}', "#/maxLength", "too large or too small"),
+        ({"multipleOf": 100_003}, "", "multiples of 100003"),
+        ({"patternProperties": {f"^{n}-": {} for n in range(65)}}, "#/patternProperties", "64"),
+        ({"properties": {str(n): {} for n in range(1001)}}, "#/properties", "1001 of them not"),
+        ({"patternProperties": {r"^\W$": {}}}, "#/patternProperties", "validators differ"),
+        ({"patternProperties": {"^.$": {}}}, "#/patternProperties", "validators differ"),
         ({"x-guidance": {"lenient": True}}, "#/x-guidance", "can not be set"),
     ],
 )
@@ -92,6 +118,105 @@ def test_bounds_beyond_what_is_exact_are_drawn_in() -> None:
     assert translated(int64) == {"minimum": -(2**53), "maximum": 2**53}
     assert translated({"maxItems": 2**64 - 1, "maxLength": MAX_COUNT}) == {"maxLength": MAX_COUNT}
     assert translated('{"minItems": 2.0, "enum": [1.0, -0.0]}') == {"minItems": 2, "enum": [1, 0]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"exclusiveMinimum": 0}, {"minimum": 1e-9}),
+        ({"exclusiveMaximum": 0}, {"maximum": -1e-9}),
+        ({"exclusiveMinimum": 5}, {"minimum": 5.000000001}),
+        ({"exclusiveMaximum": 0.75}, {"maximum": 0.749999999}),
+        ({"exclusiveMinimum": 1e-12}, {"minimum": 1.001e-12}),
+        ({"exclusiveMinimum": 0.123456789012345}, {"minimum": 0.123456789012346}),
+        ({"exclusiveMinimum": 2**53 - 2}, {"minimum": 2**53 - 1}),
+        ({"exclusiveMaximum": 2**53}, {"maximum": 2**53 - 1}),
+        ({"exclusiveMinimum": -(2**53)}, {"minimum": -(2**53) + 1}),
+        ('{"exclusiveMaximum": 1e9}', {"maximum": 999999999.99999}),
+    ],
+)
+def test_exclusive_bounds_become_inclusive_ones_inside(schema: Any, expected: Any) -> None:
+    assert translated(schema) == expected
+
+
+def of_primes(*primes: int) -> list[dict[str, Any]]:
+    return [{"type": "integer", "multipleOf": prime} for prime in primes]
+
+
+@pytest.mark.parametrize(
+    ("schema", "step"),
+    [
+        ({"allOf": of_primes(7, 11, 13, 17, 19, 23)}, "7436429"),
+        ({"allOf": [{"multipleOf": n / 100} for n in (7, 11, 13, 17, 19, 23)]}, "74364.29"),
+        ({"multipleOf": 401, "anyOf": of_primes(2, 397)}, "159197"),
+        ({"$defs": {"a": {"multipleOf": 401}}, "$ref": "#/$defs/a", "multipleOf": 397}, "159197"),
+        ({"items": {"allOf": of_primes(401, 397)}}, "159197"),
+        ({"properties": {"multipleOf": {"allOf": of_primes(401, 397)}}}, "159197"),
+        ({"allOf": of_primes(7, 11, 13, 17)}, ""),
+        ({"anyOf": of_primes(401, 397, 389)}, ""),
+        ({"properties": {str(n): {"multipleOf": n} for n in (401, 397, 389)}}, ""),
+        ({"multipleOf": 1_000_000, "items": {"multipleOf": 1e-7}}, ""),
+        ({"const": {"multipleOf": 100_003}}, ""),
+        ({"anyOf": [{"$ref": "#"}, {"multipleOf": 3}], "multipleOf": 401}, ""),
+    ],
+)
+def test_steps_that_hold_together_have_a_bound(schema: Any, step: str) -> None:
+    if not step:
+        translated(schema)
+        return
+    with pytest.raises(SchemaRefused, match=f"^multipleOf: .* multiples of {step},"):
+        translated(schema)
+
+
+def test_name_patterns_may_be_narrower_where_no_other_name_is_allowed() -> None:
+    closed = {"additionalProperties": False}
+    assert translated({"patternProperties": {r"^\d$": {}}, **closed})
+    for more in (
+        {"properties": {"\u00e9": {}}, **closed},
+        {"patternProperties": {r"^\d$": {}, "^a": {}}, **closed},
+        {"additionalProperties": {"type": "null"}},
+    ):
+        with pytest.raises(SchemaRefused, match="validators differ"):
+            translated({"patternProperties": {r"^\d$": {}}, **more})
+
+
+def kinds(*values: Any, **more: Any) -> list[dict[str, Any]]:
+    return [
+        {"type": "object", "required": ["k"], "properties": {"k": {"const": value}, **more}}
+        for value in values
+    ]
+
+
+EMAIL = {"type": "string", "format": "email"}
+#: Empty as it is read here, and not in truth.
+TINY = {"type": "number", "exclusiveMinimum": 0, "maximum": 1e-10}
+
+
+@pytest.mark.parametrize(
+    ("schema", "taken"),
+    [
+        ({"oneOf": [EMAIL, {"type": "integer", "minimum": 1}]}, True),
+        ({"oneOf": kinds("a", "b", to=EMAIL)}, True),
+        ({"$defs": {"e": {"oneOf": kinds(1, 2, to=EMAIL)}}, "$ref": "#/$defs/e"}, True),
+        ({"oneOf": [{"anyOf": [EMAIL, {"type": "null"}]}, {"type": "integer"}]}, True),
+        ({"oneOf": [{"$ref": "#/$defs/e"}, {"const": 1}], "$defs": {"e": EMAIL}}, True),
+        ({"oneOf": [{"const": 1}, {"const": 2}]}, True),
+        ({"oneOf": [TINY, {"type": "number"}]}, False),
+        ({"oneOf": [{"$ref": "#/$defs/e"}, {"type": "number"}], "$defs": {"e": TINY}}, False),
+        ({"oneOf": [EMAIL, {"type": "string"}]}, False),
+        ({"oneOf": kinds("a", "a", to=EMAIL)}, False),
+        ({"oneOf": kinds(1, 1.0, to=TINY)}, False),
+        ({"type": "array", "items": {"oneOf": [TINY, {"type": "integer"}]}}, False),
+    ],
+)
+def test_sides_of_one_of_exclude_each_other_also_as_they_are_meant(
+    schema: Any, taken: bool
+) -> None:
+    if taken:
+        translated(schema)
+        return
+    with pytest.raises(SchemaRefused, match="oneOf"):
+        translated(schema)
 
 
 def test_properties_that_are_required_anyway_count_for_min_properties() -> None:

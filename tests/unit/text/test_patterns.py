@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
+from bus.errors import ConstraintInvalid
 from bus.messages.sampling import Constraint
 from bus.text.constraints import make_matcher, make_tokenizer
-from bus.text.patterns import PatternRefused, translate
+from bus.text.patterns import PatternRefused, is_exact, translate
 from bus.text.tokenizer import TextModel
 from tests.harness.models import toy_model_folder
 
@@ -85,6 +86,12 @@ def test_it_means_what_ecma_says(pattern: str, fits: list[str], not_fits: list[s
         ("a$b", "$"),
         ("x(^a|b)", "^ or $"),
         ("(^a)+", "^ or $"),
+        ("^(foo$|bar)baz$", "^ or $"),
+        ("(foo$|bar)baz", "^ or $"),
+        ("^(?:a$|b)c", "^ or $"),
+        ("((a$))b", "^ or $"),
+        ("((a)$|b)(c)", "^ or $"),
+        ("(a|^b)?", "^ or $"),
         ("a**", "repeats a repetition"),
         ("a++", "repeats a repetition"),
         ("*a", "repetition of nothing"),
@@ -110,12 +117,29 @@ def test_what_can_not_be_held_is_refused(pattern: str, why: str) -> None:
 
 
 ATOMS = st.sampled_from(["a", "b", ".", "[ab]", "[^a]", r"\d", "(?:a|b)", "(a)", r"\.", "-"])
-PIECES = st.builds(str.__add__, ATOMS, st.sampled_from(["", "*", "+", "?", "{2}", "{0,2}", "{1,}"]))
-SIDES = st.builds(
-    lambda start, pieces, end: start + "".join(pieces) + end,
-    st.sampled_from(["", "^"]),
-    st.lists(PIECES, max_size=4),
-    st.sampled_from(["", "$"]),
+COUNTS = st.sampled_from(["", "*", "+", "?", "{2}", "{0,2}", "{1,}"])
+
+
+def sides_of(atoms: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    """Atoms one after the other, some counted, between anchors or not."""
+    return st.builds(
+        lambda start, pieces, end: start + "".join(pieces) + end,
+        st.sampled_from(["", "^"]),
+        st.lists(st.builds(str.__add__, atoms, COUNTS), max_size=4),
+        st.sampled_from(["", "$"]),
+    )
+
+
+SIDES = sides_of(ATOMS)
+#: Groups with anchors anywhere inside, beside anything.
+GROUPED = st.recursive(
+    ATOMS,
+    lambda atoms: st.builds(
+        lambda begin, sides: begin + "|".join(sides) + ")",
+        st.sampled_from(["(", "(?:"]),
+        st.lists(sides_of(atoms), min_size=1, max_size=3),
+    ),
+    max_leaves=6,
 )
 
 
@@ -128,3 +152,30 @@ def test_it_finds_what_python_finds(sides: list[str], texts: list[str]) -> None:
     pattern = "|".join(sides)
     for text in texts:
         assert matches(pattern, text) == bool(re.search(pattern, text)), (pattern, text)
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    sides=st.lists(sides_of(GROUPED), min_size=1, max_size=2),
+    texts=st.lists(st.text("ab.1-", max_size=4), min_size=1, max_size=6),
+)
+def test_anchors_in_groups_mean_what_python_means_or_are_refused(
+    sides: list[str], texts: list[str]
+) -> None:
+    pattern = "|".join(sides)
+    try:
+        translate(pattern)
+    except PatternRefused:
+        return
+    try:
+        taken = {text for text in texts if matches(pattern, text)}
+    except ConstraintInvalid:
+        return  # Nothing matches it, or it is too large.
+    assert taken == {text for text in texts if re.search(pattern, text)}, pattern
+
+
+def test_what_all_readings_agree_on_is_exact() -> None:
+    exact = ("^a", "^[0-9a-f]{2,}$", r"\.", "[.]", r"[^\]]", "(x|y)+$", r"\p{L}", r"\\d", "[^]")
+    inexact = (".", "^x.*", r"\d", r"[a\d]", r"[^\w]", r"(a|\s)", r"\\\W")
+    assert [pattern for pattern in exact if not is_exact(pattern)] == []
+    assert [pattern for pattern in inexact if is_exact(pattern)] == []
