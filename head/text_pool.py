@@ -1,5 +1,8 @@
 """Runs the core's text jobs on text processes: one job in flight per process, the rest in line.
 
+Constraints have a process of their own, which does nothing else: a check may take seconds and may
+end it, and texts do not wait for that. Of clients that check constraints each has its turn there.
+
 The death of a process is the error of the job that it had; the pool does not try the job again,
 since what killed one process may kill the next. The error says whether asking again makes sense.
 """
@@ -23,6 +26,8 @@ from head.fair_line import FairLine
 log = logging.getLogger(__name__)
 
 MODULE = "head.text"
+#: The slot that checks constraints.
+CONSTRAINTS = "text-c"
 #: A process that was ended is up again by then.
 RETRY_AFTER_MS = 1000
 
@@ -32,7 +37,7 @@ class TextPool:
 
     Args:
         pool: keeps the processes running.
-        processes: how many.
+        processes: how many, beside the one for constraints.
         cpu_s: CPU seconds that a job may take.
         memory_bytes: memory that a process may take.
         log_path: where they write.
@@ -44,29 +49,31 @@ class TextPool:
         self._pool = pool
         self._cpu_s = cpu_s
         self._waiting: FairLine[Any] = FairLine()
+        self._waiting_checks: FairLine[Any] = FairLine()
         self._free: list[str] = []
         self._in_flight: dict[str, Any] = {}
         #: When the slot got its job.
         self._since: dict[str, float] = {}
         arguments = ("--cpu-s", str(cpu_s), "--memory-bytes", str(memory_bytes))
-        for number in range(1, processes + 1):
-            pool.start_slot(
-                ChildSpec(name=f"text-{number}", module=MODULE, args=arguments, log_path=log_path)
-            )
+        names = [f"text-{number}" for number in range(1, processes + 1)]
+        for name in (*names, CONSTRAINTS):
+            pool.start_slot(ChildSpec(name=name, module=MODULE, args=arguments, log_path=log_path))
 
     @property
     def ready(self) -> bool:
-        """Whether any process is up."""
-        return bool(self._free or self._in_flight)
+        """Whether any process for texts is up."""
+        return any(slot != CONSTRAINTS for slot in (*self._free, *self._in_flight))
 
     def submit(self, client: ClientKey, job: object) -> None:
         """Put a message of bus/messages/text.py in line; clients take turns."""
-        self._waiting.push(client, job)
+        line = self._waiting_checks if isinstance(job, CheckConstraint) else self._waiting
+        line.push(client, job)
         self._hand_out()
 
     def drop(self, number: int) -> None:
         """Forget a job that still waits; one that a process has is let finish."""
-        self._waiting.remove_if(lambda job: job.job == number)
+        for line in (self._waiting, self._waiting_checks):
+            line.remove_if(lambda job: job.job == number)
 
     def replies(self) -> list[object]:
         """What came back since the last call, deaths as `TextFailed`."""
@@ -113,15 +120,19 @@ class TextPool:
         return hard != resource.RLIM_INFINITY and ran_s >= self._cpu_s
 
     def _hand_out(self) -> None:
-        while self._free and (first := self._waiting.pop()) is not None:
+        for slot in list(self._free):
+            line = self._waiting_checks if slot == CONSTRAINTS else self._waiting
+            first = line.pop()
+            if first is None:
+                continue
             client, job = first
-            slot = self._free.pop()
+            self._free.remove(slot)
             self._in_flight[slot] = job
             self._since[slot] = clock.now()
             if not self._pool.send(slot, TEXT.encode(job)):
                 # It ended a moment ago; its exit is on the way and will bring the next process.
                 del self._in_flight[slot]
-                self._waiting.put_back(client, job)
+                line.put_back(client, job)
 
 
 def death(job: Any, returncode: int, may_be_cpu_limit: bool) -> TextFailed:
@@ -135,6 +146,8 @@ def death(job: Any, returncode: int, may_be_cpu_limit: bool) -> TextFailed:
     number = -returncode
     if number == signal.SIGXCPU or (number == signal.SIGKILL and may_be_cpu_limit):
         return _over_limit(job, "CPU time")
+    if number == signal.SIGALRM:
+        return _over_limit(job, "time")
     if number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS):
         return _over_limit(job, "memory")
     how = f"signal {number}" if number > 0 else f"status {returncode}"
@@ -161,7 +174,8 @@ def _over_limit(job: Any, what: str) -> TextFailed:
             job=job.job,
             code="constraint_invalid",
             message=f"the constraint can not be used: {job.constraint.kind}: compiling it takes "
-            f"more {what} than a constraint may; send a smaller or simpler one",
+            f"{'too long' if what != 'memory' else 'too much memory'} (more {what} than a "
+            "constraint may have); send a smaller or simpler one",
             param="constraint",
         )
     return TextFailed(

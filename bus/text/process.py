@@ -7,6 +7,8 @@ parent makes that job's error of it and starts the next process.
 - CPU time: the soft RLIMIT_CPU is raised before each job by what one may take; beyond it SIGXCPU,
   left at its default, ends the process wherever it is. The hard limit stays as it was found: an
   ordinary process that lowered it could not raise it again for its next job.
+- Time by the clock, where a job narrows its limits: on a busy machine CPU time takes long to use
+  up, and the next job waits. SIGALRM, left at its default, ends the process.
 - Memory: RLIMIT_AS for the life of the process.
 - No core dumps, since they would hold people's texts.
 """
@@ -68,6 +70,7 @@ def main(
     # Ctrl-C goes to every process of a terminal; the parent decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_AS, options.memory_bytes)
@@ -124,11 +127,12 @@ def grant_cpu_time(seconds: int) -> None:
 
 
 @contextmanager
-def narrow_limits(cpu_s: int, growth_bytes: int) -> Iterator[None]:
+def narrow_limits(cpu_s: int, wall_s: float, growth_bytes: int) -> Iterator[None]:
     """Inside, this process may use less than its job may; what goes beyond ends the process.
 
     Args:
         cpu_s: further seconds of CPU time, up to one more by rounding.
+        wall_s: seconds that may pass; SIGALRM then ends the process, in native code too.
         growth_bytes: memory beside what it has now.
     """
     before = {
@@ -137,9 +141,11 @@ def narrow_limits(cpu_s: int, growth_bytes: int) -> Iterator[None]:
     used = resource.getrusage(resource.RUSAGE_SELF)
     _lower(resource.RLIMIT_CPU, ceil(used.ru_utime + used.ru_stime) + cpu_s)
     _lower(resource.RLIMIT_AS, _address_space() + growth_bytes)
+    signal.setitimer(signal.ITIMER_REAL, wall_s)
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for which, soft in before.items():
             resource.setrlimit(which, (soft, resource.getrlimit(which)[1]))
 

@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -174,3 +175,25 @@ def _ended(pid_fd: int) -> bool:
         return bool(select.select([pid_fd], [], [], 20)[0])
     finally:
         os.close(pid_fd)
+
+
+NATIVE = """
+import hashlib
+from bus.text.process import narrow_limits
+with narrow_limits(60, 0.2, 1 << 30):
+    pass
+hashlib.pbkdf2_hmac("sha256", b"a", b"b", 1_000_000)
+print("limits end with their block", flush=True)
+with narrow_limits(60, 0.2, 1 << 30):
+    hashlib.pbkdf2_hmac("sha256", b"a", b"b", 200_000_000)
+"""
+
+
+def test_a_job_over_its_time_by_the_clock_ends_in_native_code() -> None:
+    start = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-c", NATIVE], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ended.stdout == "limits end with their block\n"
+    assert ended.returncode == -signal.SIGALRM
+    assert time.monotonic() - start < 30

@@ -135,10 +135,16 @@ def test_death_of_a_process_is_told_as_what_it_was(
 def test_death_over_a_constraint_is_the_constraint_s_refusal() -> None:
     constraint = Constraint(kind="regex", source="a")
     job = CheckConstraint(job=7, folder="/toy", constraint=constraint)
-    for number in (signal.SIGXCPU, signal.SIGSEGV, signal.SIGABRT):
+    for number in (signal.SIGXCPU, signal.SIGALRM, signal.SIGSEGV, signal.SIGABRT):
         failed = death(job, -number, False)
         assert (failed.code, failed.param) == ("constraint_invalid", "constraint")
         assert failed.retry_after_ms == 0
+    for number, words in (
+        (signal.SIGALRM, "takes too long (more time than"),
+        (signal.SIGXCPU, "takes too long (more CPU time than"),
+        (signal.SIGABRT, "takes too much memory"),
+    ):
+        assert words in death(job, -number, False).message
     assert death(job, -signal.SIGTERM, False).code == "tokenizer_unavailable"
 
 
