@@ -81,7 +81,7 @@ def _serve_decoder(
     runner.self_test()
     load_s = time.perf_counter() - start
     text = TextModel.open(folder.path)
-    grammars = GrammarBuilder(lambda: text, folder.signature.vocab)
+    grammars = GrammarBuilder(lambda: text, folder.signature.vocab, options.lanes)
     engine = Engine(runner, host_kv_bytes=options.kv_host_bytes, text=text, grammars=grammars)
     worker = Worker(pipe, engine, now, _parking(engine, options))
     worker.post(

@@ -33,9 +33,22 @@ class GrammarSource(Protocol):
     """Makes grammars beside the loop (`agent.worker.grammar.GrammarBuilder`)."""
 
     def start(
-        self, generation: GenerationId, constraint: Constraint, generated: SequenceOf[int]
+        self,
+        generation: GenerationId,
+        constraint: Constraint,
+        generated: SequenceOf[int],
+        qos: int = 0,
     ) -> None:
-        """Begin to build one, advanced over the answer so far."""
+        """Put one in line to be built, advanced over the answer so far."""
+
+    def begun(self, generation: GenerationId) -> None:
+        """A lane works with it."""
+
+    def sleep(self, generation: GenerationId) -> bool:
+        """Do not build it, or let go of it, unless a lane works with it; whether it was so."""
+
+    def wake(self, generation: GenerationId) -> None:
+        """Build it after all."""
 
     def drop(self, generation: GenerationId) -> None:
         """Nobody wants this one any more."""
@@ -70,6 +83,8 @@ class Draws:
         self._states: dict[GenerationId, DrawState] = {}
         #: Submits that wait for their grammar.
         self._building: dict[GenerationId, Submit] = {}
+        #: Submits whose grammar is built and that no lane works on.
+        self._ahead: dict[GenerationId, Submit] = {}
 
     @property
     def building(self) -> bool:
@@ -94,7 +109,7 @@ class Draws:
                 param="constraint",
             )
         generated = unpack_ids(submit.context)[submit.prompt_tokens :]
-        self._grammars.start(submit.generation, constraint, generated)
+        self._grammars.start(submit.generation, constraint, generated, submit.qos)
         self._building[submit.generation] = submit
 
     def take_ready(self) -> list[tuple[GenerationId, SuperfluidError | None]]:
@@ -105,14 +120,43 @@ class Draws:
         for generation, grammar in self._grammars.ready():
             submit = self._building.pop(generation, None)
             if submit is not None:
-                ready.append((generation, self._try_to_add(submit, grammar)))
+                error = self._try_to_add(submit, grammar)
+                ready.append((generation, error))
+                if error is None:
+                    self._ahead[generation] = submit
         return ready
 
     def drop(self, generation: GenerationId) -> None:
         """A generation ended."""
         self._states.pop(generation, None)
-        if self._building.pop(generation, None) is not None and self._grammars is not None:
+        known = self._building.pop(generation, None) or self._ahead.pop(generation, None)
+        if known is not None and self._grammars is not None:
             self._grammars.drop(generation)
+
+    def begin(self, generation: GenerationId) -> None:
+        """A lane works on a generation."""
+        if self._ahead.pop(generation, None) is not None and self._grammars is not None:
+            self._grammars.begun(generation)
+
+    def pause(self, generation: GenerationId) -> bool:
+        """Let go of the grammar of a generation that nobody reads and that has not begun.
+
+        Returns:
+            Whether the generation has to be held until its grammar is there again.
+        """
+        waits = generation in self._building or generation in self._ahead
+        if not waits or self._grammars is None or not self._grammars.sleep(generation):
+            return False
+        submit = self._ahead.pop(generation, None)
+        if submit is not None:
+            self._building[generation] = submit
+            self._states.pop(generation, None)
+        return True
+
+    def resume(self, generation: GenerationId) -> None:
+        """Have the grammar of a paused generation built."""
+        if generation in self._building and self._grammars is not None:
+            self._grammars.wake(generation)
 
     def draw(self, logits: Logits, sequences: list[Sequence]) -> list[Outcome]:
         """The next token of each row.

@@ -107,9 +107,12 @@ class Engine:
             now: seconds; left out, it counts as paused for long.
         """
         self.scheduler.pause(generation, now)
+        if self.scheduler.waits(generation) and self._draws.pause(generation):
+            self.scheduler.hold(generation)
 
     def resume(self, generation: GenerationId) -> None:
         """Let a held generation go on."""
+        self._draws.resume(generation)
         self.scheduler.resume(generation)
 
     @property
@@ -211,6 +214,7 @@ class Engine:
 
     def _run_chunk(self, chunk: PrefillChunk, now: float) -> None:
         self._phase = "prefill"
+        self._draws.begin(chunk.sequence.generation)
         start = time.perf_counter()
         logits = self.runner.prefill_chunk(chunk.lane, chunk.ids, chunk.past)
         outcome = self._draws.draw(logits, [chunk.sequence])[0] if chunk.draw else None
@@ -222,6 +226,9 @@ class Engine:
 
     def _run_step(self, step: DecodeStep, now: float) -> None:
         self._phase = "decode"
+        for sequence in step.rows:
+            if sequence is not None:
+                self._draws.begin(sequence.generation)
         start = time.perf_counter()
         logits = self.runner.decode(step.ids, step.lengths)
         if len(step.drawing) < len(step.ids):

@@ -4,7 +4,9 @@ A `Grammar` is a matcher at the place that its answer has reached. It is a funct
 constraint and the answer's tokens, so a stream that moves makes a new one and replays the tokens.
 
 Making one may take a second, and the engine's table of tokens several. So a `GrammarBuilder` does
-it in a thread of its own; the native code does not hold the interpreter meanwhile.
+it in a thread of its own; the native code does not hold the interpreter meanwhile. A grammar may
+take some 60 MB, so few are made ahead of the lanes, those of each class of requests for itself:
+the many of a lower class do not keep those of a higher one from being made.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +34,8 @@ log = EventLog("agent.worker.grammar")
 
 Bits = npt.NDArray[np.uint32]
 
+#: Grammars of one class that are made, or being made, beside one for each lane.
+AHEAD = 4
 #: Grammars that may wait to be made; the head sends no more than lanes and a small buffer.
 MAX_WAITING = 256
 #: CPU time of one mask beyond which its constraint is given up: all lanes wait for it. The check
@@ -141,6 +145,7 @@ class _Job:
     generation: GenerationId
     constraint: Constraint
     generated: array[int]
+    qos: int = 0
 
 
 Made = tuple[GenerationId, Grammar | SuperfluidError]
@@ -154,25 +159,41 @@ class GrammarBuilder:
     Args:
         open_model: gives the tokenizer; called once, in the thread, for the first constraint.
         vocab: width of the model's logits.
+        lanes: of the worker.
     """
 
-    def __init__(self, open_model: Callable[[], TextModel], vocab: int) -> None:
+    def __init__(self, open_model: Callable[[], TextModel], vocab: int, lanes: int = 1) -> None:
         self._open_model = open_model
         self._vocab = vocab
+        self._most_ahead = lanes + AHEAD
         self._tokenizer: LLTokenizer | None = None
         self._thread: threading.Thread | None = None
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         #: Filled by the thread, emptied by `ready`; appending and popping are atomic.
         self._made: deque[tuple[_Job, Grammar | SuperfluidError]] = deque()
+        #: Asked for and not handed out, in order.
         self._wanted: dict[GenerationId, _Job] = {}
+        #: Given to the thread or handed out, and no lane works on them yet.
+        self._ahead: dict[GenerationId, _Job] = {}
+        #: Not to be made for now.
+        self._asleep: set[GenerationId] = set()
 
     @property
     def waiting(self) -> int:
         """How many are not handed out yet."""
         return len(self._wanted)
 
+    @property
+    def ahead(self) -> int:
+        """How many are made, or being made, and wait for a lane."""
+        return len(self._ahead)
+
     def start(
-        self, generation: GenerationId, constraint: Constraint, generated: Sequence[int]
+        self,
+        generation: GenerationId,
+        constraint: Constraint,
+        generated: Sequence[int],
+        qos: int = 0,
     ) -> None:
         """Put a grammar in line.
 
@@ -180,12 +201,12 @@ class GrammarBuilder:
             generation: whose answer it is for; each once at a time.
             constraint: checked by the head already, and checked again.
             generated: the answer's tokens so far, replayed at once.
+            qos: class, 0 to 3; 0 is made first.
 
         Raises:
             QueueFull: too many wait.
         """
-        # What was dropped waits in the line, too, until the thread comes to it.
-        if max(len(self._wanted), self._jobs.qsize()) >= MAX_WAITING:
+        if len(self._wanted) >= MAX_WAITING:
             raise QueueFull(
                 f"{MAX_WAITING} constraints wait to be compiled on this worker; try again in a "
                 "second",
@@ -193,13 +214,41 @@ class GrammarBuilder:
             )
         if self._thread is None:
             self._thread = _started(self._run)
-        job = _Job(generation, constraint, array("I", generated))
-        self._wanted[generation] = job
-        self._jobs.put(job)
+        self._wanted[generation] = _Job(generation, constraint, array("I", generated), qos)
+        self._give_out()
 
     def drop(self, generation: GenerationId) -> None:
         """Nobody wants this one any more; unknown ones are passed over."""
         self._wanted.pop(generation, None)
+        self._ahead.pop(generation, None)
+        self._asleep.discard(generation)
+        self._give_out()
+
+    def begun(self, generation: GenerationId) -> None:
+        """A lane works on it: it keeps none that waits from being made."""
+        if self._ahead.pop(generation, None) is not None:
+            self._give_out()
+
+    def sleep(self, generation: GenerationId) -> bool:
+        """Its reader has stopped before a lane had it: make room for one that can go on.
+
+        Returns:
+            Whether it has to be made, or made again, after `wake`.
+        """
+        job = self._wanted.pop(generation, None) or self._ahead.get(generation)
+        if job is None:
+            return False
+        self._ahead.pop(generation, None)
+        # Another job, so that what the thread makes of the first is not handed out.
+        self._wanted[generation] = replace(job)
+        self._asleep.add(generation)
+        self._give_out()
+        return True
+
+    def wake(self, generation: GenerationId) -> None:
+        """It may be made; unknown ones are passed over."""
+        self._asleep.discard(generation)
+        self._give_out()
 
     def ready(self) -> list[Made]:
         """Grammars that are made, or why one can not be, since the last call."""
@@ -209,15 +258,30 @@ class GrammarBuilder:
             if self._wants(job):
                 del self._wanted[job.generation]
                 found.append((job.generation, made))
+                if isinstance(made, SuperfluidError):
+                    self._ahead.pop(job.generation, None)
+        self._give_out()
         return found
 
     def close(self) -> None:
         """End the thread, after what it is at."""
         self._wanted.clear()
+        self._ahead.clear()
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()
             self._thread = None
+
+    def _give_out(self) -> None:
+        """Give the thread what may be made now, the highest class first."""
+        for job in sorted(self._wanted.values(), key=lambda job: job.qos):
+            if job.generation in self._ahead or job.generation in self._asleep:
+                continue
+            of_class = sum(other.qos == job.qos for other in self._ahead.values())
+            # What was dropped meanwhile is in the thread's line until it comes to it.
+            if of_class < self._most_ahead and self._jobs.qsize() < self._most_ahead:
+                self._ahead[job.generation] = job
+                self._jobs.put(job)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -128,6 +128,16 @@ class Scheduler:
             emission.generation == generation for emission in self._emissions
         )
 
+    def waits(self, generation: GenerationId) -> bool:
+        """Whether a generation is known and has no lane."""
+        sequence = self._known.get(generation)
+        return sequence is not None and sequence in self._admission.waiting
+
+    def hold(self, generation: GenerationId) -> None:
+        """Keep a generation that has not begun from starting until `release`."""
+        if generation in self._known:
+            self._known[generation].held = True
+
     def release(self, generation: GenerationId) -> None:
         """Let a held generation start; an unknown one is passed over."""
         if generation in self._known:

@@ -11,7 +11,7 @@ import pytest
 
 from agent.models.folder import ModelFolder
 from agent.worker.engine import Engine
-from agent.worker.grammar import GrammarBuilder
+from agent.worker.grammar import AHEAD, GrammarBuilder
 from agent.worker.model_runner import ModelRunner
 from bus.errors import Invalid
 from bus.ids import GenerationId, PackedIds, pack_ids
@@ -198,6 +198,47 @@ def test_cancel_reaches_one_whose_grammar_is_being_built(
     assert run.engine.idle
 
 
+def test_few_grammars_are_made_before_their_turn_and_all_are_served(
+    runner: ModelRunner, grammars: GrammarBuilder, text: TextModel
+) -> None:
+    run = Run(runner)
+    run.engine = Engine(runner, text=text, grammars=grammars)
+    numbers = range(1, 25)
+    run.submit(*(constrained(number, "[0-9]{4}-x") for number in numbers))
+    most = 0
+    until = time.monotonic() + 60.0
+    while not all(number in run.ends for number in numbers):
+        most = max(most, grammars.ahead)
+        run.turn()
+        assert time.monotonic() < until
+    # The builder was told of one lane, and all are of one class.
+    assert most == 1 + AHEAD
+    assert grammars.ahead == 0
+    assert all(
+        re.fullmatch("[0-9]{4}-x", text.decode(run.ids[number], skip_special=True))
+        for number in numbers
+    )
+
+
+def test_those_that_nobody_reads_keep_no_grammar_and_go_on_when_read(
+    runner: ModelRunner, grammars: GrammarBuilder, text: TextModel
+) -> None:
+    run = Run(runner)
+    run.engine = Engine(runner, text=text, grammars=grammars)
+    stopped = range(1, 11)
+    run.submit(*(constrained(number, "[0-9]{4}-x") for number in stopped))
+    for number in stopped:
+        run.engine.pause(GenerationId(number))
+    run.submit(constrained(20, "[0-9]{4}-x"))
+    finish(run, 20)
+    assert grammars.ahead == 0
+    assert [number for number in stopped if number in run.ends] == []
+    for number in stopped:
+        run.engine.resume(GenerationId(number))
+    finish(run, *stopped)
+    assert all(run.ends[number].reason in ("stop", "eos") for number in stopped)
+
+
 def test_empty_bias_and_stops_are_fine(runner: ModelRunner, free: list[int]) -> None:
     rule = SamplingParams(
         temperature=0.0, ignore_eos=True, bias_ids=PackedIds(b""), biases=(), stop=()
@@ -231,11 +272,24 @@ class BrokenGrammars:
         self._ready: list[tuple[GenerationId, BrokenGrammar]] = []
 
     def start(
-        self, generation: GenerationId, constraint: Constraint, generated: Sequence[int]
+        self,
+        generation: GenerationId,
+        constraint: Constraint,
+        generated: Sequence[int],
+        qos: int = 0,
     ) -> None:
         self._ready.append((generation, BrokenGrammar(self._fails)))
 
     def drop(self, generation: GenerationId) -> None:
+        pass
+
+    def begun(self, generation: GenerationId) -> None:
+        pass
+
+    def sleep(self, generation: GenerationId) -> bool:
+        return False
+
+    def wake(self, generation: GenerationId) -> None:
         pass
 
     def ready(self) -> list[tuple[GenerationId, BrokenGrammar]]:

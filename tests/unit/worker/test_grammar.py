@@ -12,7 +12,7 @@ import pytest
 from llguidance import LLMatcher, LLParserLimits
 
 from agent.worker.draw_state import DrawState
-from agent.worker.grammar import MAX_WAITING, Grammar, GrammarBuilder, Made
+from agent.worker.grammar import AHEAD, MAX_WAITING, Grammar, GrammarBuilder, Made
 from agent.worker.sampler import sample
 from bus.errors import ConstraintInvalid, ConstraintReplayFailed, Internal, QueueFull
 from bus.ids import GenerationId
@@ -249,8 +249,8 @@ def test_too_many_are_refused(builder: GrammarBuilder) -> None:
         builder.start(GenerationId(MAX_WAITING), SCHEMA, [])
 
 
-def test_those_that_were_dropped_count_until_the_thread_has_passed_them_over() -> None:
-    """Each has up to 256 KiB, and one who asks and cancels does not wait for any."""
+def slow_builder(lanes: int = 1) -> tuple[GrammarBuilder, threading.Event]:
+    """One whose thread is at its first grammar until the event is set."""
     busy, go_on = threading.Event(), threading.Event()
 
     def open_model() -> TextModel:
@@ -258,17 +258,57 @@ def test_those_that_were_dropped_count_until_the_thread_has_passed_them_over() -
         go_on.wait(20.0)
         return TOY
 
-    slow = GrammarBuilder(open_model, VOCAB)
-    slow.start(GenerationId(0), SCHEMA, [])
+    made = GrammarBuilder(open_model, VOCAB, lanes)
+    made.start(GenerationId(0), SCHEMA, [])
     assert busy.wait(20.0)
-    for generation in range(1, 1 + MAX_WAITING):
+    return made, go_on
+
+
+def test_those_that_were_dropped_do_not_pile_up_before_the_thread() -> None:
+    """Each has up to 256 KiB, and one who asks and cancels does not wait for any."""
+    slow, go_on = slow_builder()
+    for generation in range(1, 1 + 10 * MAX_WAITING):
         slow.start(GenerationId(generation), SCHEMA, [])
         slow.drop(GenerationId(generation))
-    with pytest.raises(QueueFull):
-        slow.start(GenerationId(9999), SCHEMA, [])
+    assert slow._jobs.qsize() == 1 + AHEAD
+    slow.start(GenerationId(9999), SCHEMA, [])
     go_on.set()
-    wait_for(slow, 1)
+    assert [generation for generation, _ in wait_for(slow, 2)] == [0, 9999]
     slow.close()
+
+
+def test_of_one_class_few_are_made_ahead_and_others_when_a_lane_has_taken_one() -> None:
+    builder = GrammarBuilder(lambda: TOY, VOCAB, lanes=2)
+    for generation in range(20):
+        builder.start(GenerationId(generation), SCHEMA, [], qos=3)
+    order = [generation for generation, _ in wait_for(builder, 2 + AHEAD)]
+    assert order == list(range(6))
+    assert (builder.ahead, builder.waiting) == (6, 14)
+    # A higher class has room of its own.
+    builder.start(GenerationId(50), SCHEMA, [], qos=0)
+    assert [generation for generation, _ in wait_for(builder, 1)] == [50]
+    builder.begun(GenerationId(0))
+    builder.drop(GenerationId(1))
+    assert [generation for generation, _ in wait_for(builder, 2)] == [6, 7]
+    assert builder.ready() == []
+    builder.close()
+
+
+def test_one_that_sleeps_is_not_made_and_keeps_none_from_it() -> None:
+    builder = GrammarBuilder(lambda: TOY, VOCAB)
+    for generation in range(1, 1 + 1 + AHEAD):
+        builder.start(GenerationId(generation), SCHEMA, [])
+    wait_for(builder, 1 + AHEAD)
+    builder.start(GenerationId(9), SCHEMA, [])
+    assert builder.sleep(GenerationId(2))
+    assert [generation for generation, _ in wait_for(builder, 1)] == [9]
+    assert not builder.sleep(GenerationId(77))
+    builder.begun(GenerationId(1))
+    assert not builder.sleep(GenerationId(1))
+    assert (builder.ahead, builder.waiting) == (4, 1)
+    builder.wake(GenerationId(2))
+    assert [generation for generation, _ in wait_for(builder, 1)] == [2]
+    builder.close()
 
 
 def test_closing_ends_the_thread() -> None:
