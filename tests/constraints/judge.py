@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,11 +17,17 @@ from bus.messages.sampling import Constraint
 from bus.text.constraints import check_constraint
 from bus.text.tokenizer import TextModel
 from tests.constraints.driver import Driver
+from tests.constraints.mutations import VALUES, near, spelled
 from tests.constraints.suite import Case
+
+#: Tried of each accepted schema.
+NEIGHBOURS = 12
 
 _VALIDATORS = {
     "draft2020-12": jsonschema.Draft202012Validator,
+    "draft2019-09": jsonschema.Draft201909Validator,
     "draft7": jsonschema.Draft7Validator,
+    "draft6": jsonschema.Draft6Validator,
 }
 
 
@@ -32,6 +39,7 @@ class Verdict:
         narrower: accepted schemas of which some valid instance is not accepted as text.
         unfinished: answers that did not end within the limit.
         answers: that were validated.
+        neighbours: values near them that were tried; each that is taken has to be valid.
         wrong: what was let through and is not valid.
         crashes: anything raised but a refusal.
         reasons: refused schemas by reason.
@@ -43,6 +51,7 @@ class Verdict:
     answers: int = 0
     unfinished: int = 0
     instances: int = 0
+    neighbours: int = 0
     wrong: list[str] = field(default_factory=list)
     crashes: list[str] = field(default_factory=list)
     reasons: dict[str, int] = field(default_factory=dict)
@@ -53,7 +62,8 @@ class Verdict:
             f"constraints: schemas={self.accepted + self.refused + len(self.crashes)} "
             f"accepted={self.accepted} refused={self.refused} wrong={len(self.wrong)} "
             f"crashes={len(self.crashes)} narrower={self.narrower} answers={self.answers} "
-            f"unfinished={self.unfinished} instances={self.instances}"
+            f"unfinished={self.unfinished} instances={self.instances} "
+            f"neighbours={self.neighbours}"
         )
 
 
@@ -79,6 +89,7 @@ def _judge_one(case: Case, model: TextModel, driver: Driver, seeds: int, verdict
         return
     verdict.accepted += 1
     judge = validator(case)
+    texts: list[bytes] = []
     for seed in range(seeds):
         answer = driver.draw(constraint, seed, ending=0.1 if seed % 2 else 0.6)
         if answer.error:
@@ -87,8 +98,31 @@ def _judge_one(case: Case, model: TextModel, driver: Driver, seeds: int, verdict
             verdict.unfinished += 1
         else:
             verdict.answers += 1
+            texts.append(answer.text)
             verdict.wrong += [f"{case.name}: {fault}" for fault in faults(judge, answer.text)]
+    _judge_neighbours(case, constraint, driver, texts, verdict)
     _judge_instances(case, constraint, driver, verdict)
+
+
+def _judge_neighbours(
+    case: Case, constraint: Constraint, driver: Driver, texts: list[bytes], verdict: Verdict
+) -> None:
+    """Values near the answers, and some that are near none: those that are taken are valid."""
+    judge, choice = validator(case), random.Random(case.name)
+    values: list[Any] = []
+    for text in texts:
+        try:
+            values.append(json.loads(text.decode(), parse_float=Decimal))
+        except (ValueError, InvalidOperation):
+            continue
+    for _ in range(NEIGHBOURS):
+        value = near(choice.choice(values), choice) if values else choice.choice(VALUES)
+        value = near(value, choice) if choice.random() < 0.3 else value
+        spelling = spelled(value, choice)
+        verdict.neighbours += 1
+        if driver.accepts(constraint, spelling):
+            found = faults(judge, spelling.encode())
+            verdict.wrong += [f"{case.name}: accepts {fault}" for fault in found]
 
 
 def validator(case: Case) -> Any:

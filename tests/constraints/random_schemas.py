@@ -7,13 +7,26 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from tests.constraints.suite import DRAFTS, Case
+from tests.constraints.suite import ALL_DRAFTS, Case
 
 Schema = dict[str, Any]
 
 _NAMES = ("a", "b", "ab", "c d", "\u00e9", 'q"', "a/b")
-_PATTERNS = ("^a", "b$", "^[ab]+$", "a.b", r"^\d{2,4}$", "", "^(a|b)?$", "x|^y$", r"\S", "^[^a]*$")
-_NAME_PATTERNS = ("^a", "^b", "^[0-9]+$", "d$")
+_GROUPED = ("^(a$|b)b$", "(a|b$)a?", "(^a|b)", "^(?:a|(^b))$", "(a$|^b$)", "x(a|b$)|^b", "(a)(b$)")
+_PATTERNS = (
+    *_GROUPED,
+    "^a",
+    "b$",
+    "^[ab]+$",
+    "a.b",
+    r"^\d{2,4}$",
+    "",
+    "^(a|b)?$",
+    "x|^y$",
+    r"\S",
+    "^[^a]*$",
+)
+_NAME_PATTERNS = ("^a", "^b", "^[0-9]+$", "d$", r"^\W$", "^.$", "^(a$|b)b", "^(c|d$)")
 _FORMATS = ("date", "time", "email", "ipv4", "uuid", "uri", "hostname", "duration")
 _VALUES: tuple[Any, ...] = (
     None,
@@ -41,12 +54,13 @@ def random_cases(count: int, seed: int) -> Iterator[Case]:
     """Cases without instances."""
     for number in range(count):
         choice = random.Random(f"{seed} {number}")
-        schema = {"$schema": DRAFTS["draft2020-12"], **_schema(choice, choice.randrange(1, 4))}
+        draft = choice.choice(("draft2020-12", *ALL_DRAFTS))
+        schema = {"$schema": ALL_DRAFTS[draft], **_schema(choice, choice.randrange(1, 4))}
         if choice.random() < 0.3:
             schema["$defs"] = {"d": _schema(choice, 1), "e": _schema(choice, 1)}
         yield Case(
             name=f"random {seed}/{number}",
-            draft="draft2020-12",
+            draft=draft,
             source=json.dumps(_without_dangling(schema, "$defs" in schema)),
             instances=(),
             asserts_format=True,
@@ -98,10 +112,10 @@ def _numbers(choice: random.Random, _depth: int) -> Schema:
     made: Schema = {}
     for key in ("minimum", "exclusiveMinimum"):
         if choice.random() < 0.3:
-            made[key] = choice.choice((-10, -1.5, 0, 0.25, 3, 1e-3))
+            made[key] = choice.choice((-10, -1.5, -0.5, 0, 0, 0.25, 0.5, 1, 3, 10, 1e-3))
     for key in ("maximum", "exclusiveMaximum"):
         if choice.random() < 0.3:
-            made[key] = choice.choice((5, 7.75, 12, 1000, 1e17))
+            made[key] = choice.choice((0, 0.5, 0.75, 1, 1.5, 5, 7.75, 10.5, 12, 1000, 1e17))
     if choice.random() < 0.25:
         made["multipleOf"] = choice.choice((1, 2, 3, 0.5, 0.01, 1.5))
     return made
@@ -122,6 +136,10 @@ def _strings(choice: random.Random, _depth: int) -> Schema:
 
 def _arrays(choice: random.Random, depth: int) -> Schema:
     made: Schema = {}
+    if choice.random() < 0.1:
+        made["items"] = [_inner(choice, depth) for _ in range(choice.randrange(1, 3))]
+        made["additionalItems"] = _inner(choice, depth)
+        return made
     if choice.random() < 0.4:
         made["prefixItems"] = [_inner(choice, depth) for _ in range(choice.randrange(1, 3))]
     if choice.random() < 0.6:

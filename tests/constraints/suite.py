@@ -26,6 +26,12 @@ DRAFTS = {
     "draft2020-12": "https://json-schema.org/draft/2020-12/schema",
     "draft7": "http://json-schema.org/draft-07/schema#",
 }
+#: Of random schemas also those whose suites are not taken.
+ALL_DRAFTS = {
+    **DRAFTS,
+    "draft2019-09": "https://json-schema.org/draft/2019-09/schema",
+    "draft6": "http://json-schema.org/draft-06/schema#",
+}
 
 
 class SuiteMissing(Exception):
