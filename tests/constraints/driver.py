@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 import numpy as np
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from agent.worker.grammar import Grammar
 from bus.messages.sampling import Constraint
@@ -39,6 +39,8 @@ class Driver:
     def __init__(self, model: TextModel, tokenizer: LLTokenizer) -> None:
         self._vocabulary = model.vocabulary
         self.tokenizer = tokenizer
+        #: The last constraint that texts were held against, at its start.
+        self._start: tuple[Constraint, LLMatcher] | None = None
         self._eos = np.array(model.eos)
         closing = [token for token, text in enumerate(self._vocabulary) if text in _CLOSING]
         self._closing = np.array(sorted(closing, key=lambda t: _CLOSING.index(self._vocabulary[t])))
@@ -50,7 +52,9 @@ class Driver:
 
     def accepts(self, constraint: Constraint, text: str) -> bool:
         """Whether the whole text matches."""
-        matcher = make_matcher(self.tokenizer, constraint)
+        if self._start is None or self._start[0] != constraint:
+            self._start = (constraint, make_matcher(self.tokenizer, constraint))
+        matcher = self._start[1].deep_copy()
         ids = self.tokenizer.tokenize_str(text)
         return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 

@@ -27,9 +27,9 @@ def near(value: Any, choice: random.Random) -> Any:
         place = choice.randrange(len(value) + 1)
         text = choice.choice(("a", "b", "x", "1", "\n", "", ""))
         return value[:place] + text + value[place + choice.randrange(2) :]
-    if isinstance(value, int | float | Decimal) and abs(Decimal(str(value))) < 10**15:
+    number = _number(value)
+    if number is not None:
         step = Decimal(choice.choice(("1", "-1", "0.5", "-0.25", "0.001", "-1e-9")))
-        number = Decimal(str(value))
         return choice.choice((number + step, number + step, -number, number * 2))
     return choice.choice(VALUES)
 
@@ -43,12 +43,20 @@ def spelled(value: Any, choice: random.Random) -> str:
         return "{" + ", ".join(inner) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(spelled(item, choice) for item in value) + "]"
-    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
-        exact = Decimal(str(value))
-        plain = format(exact, "f") if abs(exact) < 10**15 else str(value)
+    exact = _number(value)
+    if exact is not None:
+        plain = format(exact, "f")
         more = "" if len(plain) > 40 else choice.choice(("", "", "0", "00", "e0"))
         return plain + (more if "." in plain else "." + more if more in ("0", "00") else more)
-    return json.dumps(value, ensure_ascii=False)
+    return str(value) if isinstance(value, Decimal) else json.dumps(value, ensure_ascii=False)
+
+
+def _number(value: Any) -> Decimal | None:
+    """A number that can be worked with."""
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        return None
+    number = Decimal(str(value))
+    return number if not number or -15 < number.adjusted() < 15 else None
 
 
 def _near_object(value: dict[str, Any], choice: random.Random) -> dict[str, Any]:
