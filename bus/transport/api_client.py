@@ -11,6 +11,7 @@ from bus.closing import Closing
 from bus.errors import NoHead, TimedOut
 from bus.transport.addresses import allow_ipv6, ipc_path, shared_context
 from bus.transport.api_server import MAX_FRAME_BYTES
+from bus.transport.link_options import reap_dead_connections
 from bus.transport.monitor import HANDSHAKE_FAILURES, Happening, SocketMonitor
 
 #: How long a head may take to accept the connection, and a full queue to take a request.
@@ -165,6 +166,4 @@ def _configure(dealer: zmq.Socket[bytes]) -> None:
     dealer.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     # What is unsent at close is given up; waiting could take for ever.
     dealer.setsockopt(zmq.LINGER, 0)
-    # A head's machine that vanished is noticed within this time, in ms.
-    dealer.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
-    dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, 30_000)
+    reap_dead_connections(dealer)

@@ -17,6 +17,7 @@ from bus.messages.api import MAX_FRAMES
 from bus.transport import clock
 from bus.transport.addresses import Binding, shared_context
 from bus.transport.connections import ConnectionTable
+from bus.transport.link_options import reap_dead_connections
 from bus.transport.loop import Loop
 from bus.transport.monitor import SocketMonitor, source_fd
 
@@ -221,6 +222,4 @@ def _configure(router: zmq.Socket[bytes]) -> None:
     router.setsockopt(zmq.LINGER, 0)
     # Someone who connects and says nothing holds a descriptor for this long, in ms.
     router.setsockopt(zmq.HANDSHAKE_IVL, 5_000)
-    # Reaps connections of machines that vanished, in ms.
-    router.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
-    router.setsockopt(zmq.HEARTBEAT_TIMEOUT, 30_000)
+    reap_dead_connections(router)

@@ -13,8 +13,9 @@ _FILES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "superfluid.py"
 _FOLDERS = ("bus", "agent", "head", "conf")
 
 
-def run_python(program: str, *arguments: str, cwd: Path) -> str:
-    command = [sys.executable, "-c", program, *arguments]
+def run_python(program: str, *arguments: str, cwd: Path, bare: bool = False) -> str:
+    """What a program prints; `bare` leaves out what is installed here, this clone among it."""
+    command = [sys.executable, *(["-E", "-S"] if bare else []), "-c", program, *arguments]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=True)
     return done.stdout.strip()
 
@@ -36,4 +37,4 @@ def test_the_module_superfluid_is_found_beside_a_clone_of_that_name(tmp_path: Pa
         "import site, sys; from importlib.util import find_spec; "
         "site.addsitedir(sys.argv[1]); print(find_spec('superfluid').origin)"
     )
-    assert run_python(find, str(site), cwd=tmp_path) == str(clone / "superfluid.py")
+    assert run_python(find, str(site), cwd=tmp_path, bare=True) == str(clone / "superfluid.py")
