@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bus.codec import from_map
+from bus.api_maps import from_map
 from bus.errors import Invalid, StartError, SuperfluidError, TokenRefused
 from bus.state import write_atomically
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bus.codec import from_map
+from bus.api_maps import from_map
 from bus.errors import Invalid, WireError
 from bus.messages.api import AnswerUsage, Timing, TokenLogprob
 

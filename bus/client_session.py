@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bus.codec import from_map
+from bus.api_maps import from_map
 from bus.errors import (
     Invalid,
     NoHead,

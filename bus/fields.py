@@ -49,7 +49,10 @@ class OneLine:
 
 
 class FieldError(Exception):
-    """A value that does not fit its field; `path` is outermost first. Never leaves bus/codec.py."""
+    """A value that does not fit its field; `path` is outermost first.
+
+    Codec.decode and from_map turn it into errors that others know.
+    """
 
     def __init__(self, problem: str, path: tuple[str, ...] = ()) -> None:
         super().__init__(problem)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgpack
 
-from bus.codec import from_map
+from bus.api_maps import from_map
 from bus.errors import (
     ContextLengthExceeded,
     CursorAhead,

@@ -11,7 +11,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
-from bus.codec import to_map
+from bus.api_maps import to_map
 from bus.errors import SuperfluidError
 from bus.ids import (
     ModelName,

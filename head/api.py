@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bus.codec import from_map
+from bus.api_maps import from_map
 from bus.errors import Invalid, SuperfluidError
 from bus.ids import ModelName, pack_ids, unpack_ids
 from bus.messages.api import DetokenizeRequest, TokenizeRequest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bus.codec import from_map
+from bus.api_maps import from_map
 from bus.messages.api import HasBlobRequest, PutBlobRequest
 from head.operation import ApiRequest, Core
 

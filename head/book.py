@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import msgpack
 
-from bus.codec import to_map
+from bus.api_maps import to_map
 from bus.errors import Invalid, NotFound, RateLimited, SuperfluidError
 from bus.ids import PackedIds, RequestId, SessionId
 from head.answers import ENDED, Answer, Subscription

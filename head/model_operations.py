@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from bus.codec import from_map
+from bus.api_maps import from_map
 from bus.errors import Invalid, SuperfluidError
 from bus.fields import MaxBytes, Range
 from bus.ids import ModelName, NodeIdentity

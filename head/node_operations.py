@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from bus.codec import from_map
+from bus.api_maps import from_map
 from bus.errors import Invalid, NotFound
 from bus.fields import MaxBytes
 from bus.ids import NodeIdentity

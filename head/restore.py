@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgpack
 
-from bus.codec import from_map
+from bus.api_maps import from_map
 from bus.errors import error_from_dict
 from bus.ids import NodeIdentity, PackedIds, count_ids, unpack_ids
 from bus.messages.parts import BlobRef

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bus.codec import from_map
+from bus.api_maps import from_map
 from bus.errors import Invalid, NotFound, SuperfluidError
 from bus.ids import PackedIds, pack_ids, unpack_ids
 from bus.messages.api import (

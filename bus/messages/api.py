@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgpack
 
-from bus.codec import from_map, unpack
+from bus.api_maps import from_map
 from bus.errors import DecodeError, Invalid, SuperfluidError
 from bus.fields import MaxBytes, MaxItems, OneOf, Range
 from bus.ids import ModelName, RequestId, SessionId
@@ -24,6 +24,7 @@ from bus.messages.sampling import (
     Penalty,
     RepetitionPenalty,
 )
+from bus.unpacking import unpack
 
 MARK = b"SF1"
 MAX_BODY_BYTES = 8 * 1024 * 1024

@@ -10,7 +10,6 @@ from typing import Any
 
 from llguidance import LLTokenizer
 
-from bus.codec import unpack
 from bus.errors import Invalid, TooLarge
 from bus.ids import pack_ids, unpack_ids
 from bus.messages.text import (
@@ -30,6 +29,7 @@ from bus.text.escaping import Escaper
 from bus.text.model_files import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
 from bus.text.process import Handler, narrow_limits
 from bus.text.tokenizer import TextModel
+from bus.unpacking import unpack
 from head.encoders import ENCODER, folder_kind, makes_no_text
 from head.text.templates import ChatTemplate
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import msgpack
 
 from agent.worker.lane_file import LANE_FILE
-from bus.codec import Codec, from_map, to_map
+from bus.api_maps import from_map, to_map
+from bus.codec import Codec
 from bus.crypto import KeyPair
 from bus.errors import DecodeError, Invalid, SuperfluidError
 from bus.frames import HEADER, MAX_FRAME_BYTES, FrameKind, pack_header, parse_frame

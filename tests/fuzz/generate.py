@@ -17,9 +17,10 @@ from typing import Annotated, Any
 
 import msgpack
 
-from bus.codec import Codec, StructCodec
+from bus.codec import Codec
 from bus.fields import MaxBytes, OneOf, Range
 from bus.ids import U64_MAX, PackedIds
+from bus.struct_codec import StructCodec
 
 #: Numbers at which something changes: signs, widths, limits of fields and of floats.
 NUMBERS: tuple[int | float, ...] = (

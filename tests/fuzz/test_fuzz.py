@@ -9,12 +9,12 @@ from dataclasses import replace
 import msgpack
 import pytest
 
-from bus.codec import unpack
 from bus.errors import DecodeError
 from bus.frames import FrameKind, pack_header
 from bus.ids import Epoch, NodeIdentity, SessionId
 from bus.messages.link import LINK, NodeConfirm, Refused
 from bus.messages.parts import ProcessInfo
+from bus.unpacking import unpack
 from tests.fuzz.generate import change_bytes, random_bytes
 from tests.fuzz.links import Hostile
 from tests.fuzz.runner import TARGETS, run_case

@@ -12,10 +12,10 @@ from typing import Any
 
 import msgpack
 
-from bus.codec import StructCodec
 from bus.ids import pack_ids
 from bus.messages.sampling import SamplingParams
 from bus.messages.worker import Submit
+from bus.struct_codec import StructCodec
 from tests.odd.constraints import odd_constraint
 
 SUBMIT_TAG = 1

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.codec import DROPPABLE, MAX_DEPTH, Codec, from_map, to_map, unpack
+from bus.api_maps import from_map, to_map
+from bus.codec import DROPPABLE, Codec
 from bus.errors import DecodeError, Invalid
 from bus.fields import MaxBytes, MaxItems, OneLine, OneOf, Range
 from bus.handshake import HANDSHAKE
@@ -29,6 +30,7 @@ from bus.messages.link import (
 )
 from bus.messages.parts import Finish, TokenRun, Usage, Watermark
 from bus.messages.worker import WORKER
+from bus.unpacking import MAX_DEPTH, unpack
 
 EVERY = [(codec, cls) for codec in (LINK, WORKER, HANDSHAKE) for cls in codec.messages.values()]
 
@@ -353,32 +355,6 @@ def test_what_can_not_be_printed_in_a_peer_s_words_is_escaped_as_they_come_in(
     assert LINK.decode(LINK.encode(taken)) == taken
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inner:
-    number: Annotated[int, Range(0, 9)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outer:
-    one: Inner | None = None
-    more: tuple[Inner, ...] = ()
-    anything: Any = None
-
-
-def test_structs_inside_api_maps_are_maps_there_and_back() -> None:
-    made = Outer(one=Inner(number=1), more=(Inner(number=2), Inner(number=3)), anything={"x": [1]})
-    assert to_map(made) == {
-        "one": {"number": 1},
-        "more": [{"number": 2}, {"number": 3}],
-        "anything": {"x": [1]},
-    }
-    assert from_map(Outer, to_map(made)) == made
-    for values, param in (({"one": [1]}, "one"), ({"more": [{"number": 1}, {}]}, "more[1].number")):
-        with pytest.raises(Invalid) as caught:
-            from_map(Outer, values)
-        assert caught.value.param == param
-
-
 def test_structs_inside_messages_are_lists_only() -> None:
     ack = WatermarkAck(watermarks=(Watermark(generation=GenerationId(1), committed=2),))
     values = msgpack.unpackb(LINK.encode(ack))
@@ -386,28 +362,3 @@ def test_structs_inside_messages_are_lists_only() -> None:
     values[1][0] = {"generation": 1, "committed": 2}
     with pytest.raises(DecodeError, match="not a map"):
         LINK.decode(msgpack.packb(values))
-
-
-def test_whole_numbers_as_keys_become_their_text_where_they_are_taken() -> None:
-    packed = msgpack.packb({1: "a", "b": {2: 3}})
-    assert unpack(packed, max_bytes=100, number_keys=True) == {"1": "a", "b": {"2": 3}}
-    with pytest.raises(DecodeError):
-        unpack(packed, max_bytes=100)
-
-
-@pytest.mark.parametrize("packed", [b"\x82\x01\x02\xa1\x31\x03", b"\x82\xa1\x61\x02\xa1\x61\x03"])
-def test_a_key_that_comes_twice_is_an_error(packed: bytes) -> None:
-    with pytest.raises(DecodeError, match="twice"):
-        unpack(packed, max_bytes=100, number_keys=True)
-
-
-@pytest.mark.parametrize("key", [b"\xc0", b"\xc3", b"\xcb" + bytes(8), b"\x90", b"\x80"])
-def test_other_keys_are_errors(key: bytes) -> None:
-    with pytest.raises(DecodeError):
-        unpack(b"\x81" + key + b"\x01", max_bytes=100, number_keys=True)
-
-
-def test_maps_with_number_keys_are_counted_too() -> None:
-    bomb = b"\xdd" + (1 << 19).to_bytes(4, "big") + b"\x80" * (1 << 19)
-    with pytest.raises(DecodeError, match="lists and maps"):
-        unpack(bomb, max_bytes=1 << 21, number_keys=True)

@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from bus.codec import from_map, to_map
+from bus.api_maps import from_map, to_map
 from bus.errors import StoreCorrupt
 from bus.ids import PackedIds, pack_ids
 from bus.messages.api import MARK, TokenEvent, encode_body

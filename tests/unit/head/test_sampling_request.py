@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from bus.codec import from_map, to_map
+from bus.api_maps import from_map, to_map
 from bus.errors import SuperfluidError
 from bus.ids import ModelName, pack_ids
 from bus.messages.api import MARK, GenerateRequest, decode_body, encode_body

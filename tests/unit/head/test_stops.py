@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from bus.codec import to_map
+from bus.api_maps import to_map
 from bus.ids import pack_ids
 from bus.messages.api import MARK, encode_body
 from bus.messages.link import GenerateCancel, GenerateReq, SessionRevoke, TokenEvents

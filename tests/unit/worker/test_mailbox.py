@@ -8,10 +8,10 @@ import msgpack
 import pytest
 
 from agent.worker.mailbox import MOST_AT_ONCE, MOST_KEPT, SEND_RETRY_S, Mailbox
-from bus.codec import StructCodec
 from bus.ids import GenerationId, pack_ids
 from bus.messages.sampling import SamplingParams
 from bus.messages.worker import WORKER, Ping, Rejected, Stop, Submit
+from bus.struct_codec import StructCodec
 
 
 class MemoryPipe:
