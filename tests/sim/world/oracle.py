@@ -177,7 +177,10 @@ class Oracle(Observer):
         if serves and record.served_since is None:
             record.served_since = self._now
         elif not serves and record.served_since is not None:
-            record.served_since, record.unserved_since = None, self._now
+            # A link that came and went in one instant served nobody.
+            if self._now > record.served_since:
+                record.unserved_since = self._now
+            record.served_since = None
 
     def _serves(self, facts: NodeFacts, world: World) -> bool:
         return (
