@@ -43,7 +43,8 @@ def export_genai(folder: ModelFolder, target: Path) -> Path:
         `target`.
 
     Raises:
-        Invalid: there is something in `target`, or the folder is of a stage or an encoder.
+        Invalid: there is something in `target`, or the folder is of a stage or an encoder, or has
+            no float32 graph.
         ModelIncomplete: its graph is not as this version writes it.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -57,6 +58,12 @@ def export_genai(folder: ModelFolder, target: Path) -> Path:
     if folder.signature.first_layer or not {*_LENGTHS, "logits_idx"} <= {*folder.signature.inputs}:
         raise Invalid(
             f"model {folder.name} has not all of a model's layers; export the whole model",
+            param="model",
+        )
+    if not folder.runs_on_cpu:
+        raise Invalid(
+            f"model {folder.name} has a float16 graph only and the float32 one is written; import "
+            "an int4 or float32 graph of its source with --variant, and export that",
             param="model",
         )
     with replacing_folder(target) as partial:
@@ -84,7 +91,9 @@ def _config(folder: ModelFolder) -> dict[str, Any]:
     decoder = model["decoder"]
     decoder["inputs"]["attention_mask"] = "attention_mask"
     decoder["session_options"] = {"log_id": "onnxruntime-genai", "provider_options": []}
-    config["search"]["past_present_share_buffer"] = True
+    # A folder that was imported from Optimum has none.
+    search = config.setdefault("search", {"max_length": folder.signature.max_positions})
+    search["past_present_share_buffer"] = True
     return config
 
 

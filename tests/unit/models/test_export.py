@@ -14,8 +14,10 @@ import pytest
 from agent.models.encoder_importer import import_encoder
 from agent.models.export import export_genai
 from agent.models.folder import GENAI_CONFIG, GRAPH, GRAPH_DATA, ModelFolder
+from agent.models.foreign import import_foreign
 from agent.models.selftest import open_session, prompt_logits
 from bus.errors import Invalid
+from tests.harness.foreign_folders import Head, OptimumGraph, write_optimum
 from tests.harness.models import smollm2_folder, toy_model_folder
 from tests.harness.small_encoder import write_small_encoder
 
@@ -99,3 +101,31 @@ def test_a_stage_is_refused(tmp_path: Path) -> None:
     stage = replace(folder, signature=replace(folder.signature, first_layer=1))
     with pytest.raises(Invalid, match="export the whole model"):
         export_genai(stage, tmp_path / "out")
+
+
+@pytest.mark.parametrize("rotary_inside", [True, False])
+@pytest.mark.parametrize("head", ["plain", "capped", "reshaped", "computed", "last", "keep"])
+def test_logits_of_an_imported_optimum_folder_are_the_same(
+    tmp_path: Path, rotary_inside: bool, head: Head
+) -> None:
+    graph = OptimumGraph(rotary_inside=rotary_inside, head=head).model()
+    folder = import_foreign(write_optimum(tmp_path / "source", graph), tmp_path / "model")
+    target = export_genai(folder, tmp_path / "out")
+    prompt = [65, 66, 67, 68, 9]
+    got = exported_logits(open_session(target / GRAPH), folder, np.array([prompt], np.int64))
+    expected = prompt_logits(open_session(folder.graph), folder.signature, prompt)[-1]
+    np.testing.assert_allclose(got[0, 0], expected, atol=1e-5)
+    search = json.loads((target / GENAI_CONFIG).read_text("utf-8"))["search"]
+    assert search == {
+        "max_length": folder.signature.max_positions,
+        "past_present_share_buffer": True,
+    }
+
+
+def test_a_folder_of_a_float16_graph_only_is_refused(tmp_path: Path) -> None:
+    graph = OptimumGraph(float16=True).model()
+    source = write_optimum(tmp_path / "source", graph, name="model_fp16")
+    folder = import_foreign(source, tmp_path / "model")
+    with pytest.raises(Invalid, match="has a float16 graph only.* import .* with --variant"):
+        export_genai(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
