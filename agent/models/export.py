@@ -23,6 +23,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from agent.models.folder import ENCODER, GENAI_CONFIG, GRAPH, GRAPH_FLOAT16, RECORD, ModelFolder
+from agent.models.graph_values import GraphValues
 from agent.models.writer import replacing_folder, write_json
 from bus.errors import Invalid, ModelIncomplete
 
@@ -140,7 +141,8 @@ def _take_last_row(graph: onnx.GraphProto, folder: ModelFolder) -> None:
             param="model",
         )
     _add_integers(graph, "head.last", -1)
-    last = helper.make_node("Gather", [flat.input[0], "head.last"], list(gather.output), axis=1)
+    source = _unflattened(GraphValues(graph), flat.input[0])
+    last = helper.make_node("Gather", [source, "head.last"], list(gather.output), axis=1)
     graph.node.insert(list(graph.node).index(gather), last)
     graph.node.remove(gather)
     graph.node.remove(flat)
@@ -152,6 +154,15 @@ def _take_last_row(graph: onnx.GraphProto, folder: ModelFolder) -> None:
     place = next(n for n, value in enumerate(graph.output) if value.name == "logits")
     shape = ["B", 1, folder.signature.vocab]
     graph.output[place].CopyFrom(helper.make_tensor_value_info("logits", TensorProto.FLOAT, shape))
+
+
+def _unflattened(values: GraphValues, name: str) -> str:
+    """The value `[B, S, hidden]` of which an imported graph made rows, where it did."""
+    maker = values.makers.get(name)
+    if maker is None or maker.op_type != "Reshape":
+        return name
+    shape = values.integers(maker.input[1])
+    return maker.input[0] if shape is not None and len(shape) == 2 else name
 
 
 def _add_integers(graph: onnx.GraphProto, name: str, values: list[int] | int) -> None:

@@ -126,6 +126,6 @@ def test_a_folder_of_a_float16_graph_only_is_refused(tmp_path: Path) -> None:
     graph = OptimumGraph(float16=True).model()
     source = write_optimum(tmp_path / "source", graph, name="model_fp16")
     folder = import_foreign(source, tmp_path / "model")
-    with pytest.raises(Invalid, match="has a float16 graph only.* import .* with --variant"):
+    with pytest.raises(Invalid, match=r"has a float16 graph only.* import .* with --variant"):
         export_genai(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
