@@ -14,8 +14,6 @@ are the last position's, so prompts of a batch must be equally long.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from onnx import TensorProto, helper
 
 from agent.models.folder import ENCODER, GENAI_CONFIG, GRAPH, GRAPH_FLOAT16, RECORD, ModelFolder
 from agent.models.graph_values import GraphValues
-from agent.models.writer import replacing_folder, write_json
+from agent.models.writer import link_file, replacing_folder, write_json
 from bus.errors import Invalid, ModelIncomplete
 
 #: What GroupQueryAttention is told, which the mask holds too.
@@ -69,19 +67,10 @@ def export_genai(folder: ModelFolder, target: Path) -> Path:
         )
     with replacing_folder(target) as partial:
         for name in sorted({*folder.files} - {GRAPH, GRAPH_FLOAT16, GENAI_CONFIG, RECORD}):
-            _link(folder.path / name, partial / name)
+            link_file(folder.path / name, partial / name)
         (partial / GRAPH).write_bytes(_graph(folder).SerializeToString())
         write_json(partial / GENAI_CONFIG, _config(folder))
     return target
-
-
-def _link(source: Path, target: Path) -> None:
-    """A second name of a file; a copy on another file system."""
-    source = source.resolve()
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def _config(folder: ModelFolder) -> dict[str, Any]:
