@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bench.cluster import Cluster
-from tests.e2e.test_cluster import wait_for
+from tests.harness.cluster_checks import wait_for
 from tests.harness.models import toy_model_folder
 
 #: Has the `sitecustomize` that makes the wall clock one that a test sets.

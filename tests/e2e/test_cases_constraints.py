@@ -13,7 +13,7 @@ import pytest
 from bench.cluster import Cluster
 from bus.errors import ConstraintInvalid
 from tests.e2e.test_cases_workers import only_worker
-from tests.e2e.test_cluster import wait_for
+from tests.harness.cluster_checks import wait_for
 from tests.harness.models import toy_model_folder
 
 PROMPT = list(b"The quick brown fox")

@@ -16,8 +16,8 @@ from agent.worker.mailbox import MOST_KEPT
 from bench.cluster import Cluster
 from bus.messages.worker import WORKER, Ping, Ready, Stop
 from tests.e2e.test_cases_stalls import END_LIMIT_S
-from tests.e2e.test_cluster import alive, wait_for
 from tests.e2e.test_worker_process import Agent
+from tests.harness.cluster_checks import alive, wait_for
 from tests.harness.link_processes import agent_process, make_state
 from tests.harness.models import toy_model_folder
 

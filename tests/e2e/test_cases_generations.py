@@ -12,10 +12,9 @@ import pytest
 import zmq
 
 from bench.cluster import Cluster
-from bus.client import Client
 from bus.errors import ContextLengthExceeded, Expired, Invalid, SuperfluidError
 from bus.messages.api import MARK, TokenEvent, decode_body
-from tests.e2e.test_cluster import alive, wait_for
+from tests.harness.cluster_checks import alive, check_idle
 from tests.harness.models import smollm2_folder, toy_model_folder
 
 #: The toy model's window with what `Cluster` gives a lane, and a smaller node's.
@@ -36,18 +35,6 @@ def smollm2() -> Iterator[Cluster]:
     settings = {"SUPERFLUID_LOG_LEVEL": "debug", "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
     with Cluster(smollm2_folder().path, threads=2, lanes=4, settings=settings) as made:
         yield made
-
-
-def busy(client: Client) -> tuple[int, int, int, int]:
-    """Answers that run and wait, lanes in use, and tokens that they hold."""
-    answers = client.status()["answers"]
-    models = [model for node in client.nodes() for model in node["models"]]
-    lanes = sum(model["lanes_used"] for model in models)
-    return answers["running"], answers["queued"], lanes, sum(m["in_flight"] for m in models)
-
-
-def check_idle(cluster: Cluster) -> None:
-    wait_for(lambda: busy(cluster.client) == (0, 0, 0, 0), "all counters are back at 0")
 
 
 # --- G4 ---------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 from bench.cluster import Cluster
 from bus.call import Call
 from bus.client import Client
-from tests.e2e.test_cluster import wait_for
+from tests.harness.cluster_checks import busy, check_idle, wait_for
 from tests.harness.models import toy_model_folder
 
 STAGES = {"queue": "queued", "prefill": "placed", "decode": "token"}
@@ -36,18 +36,6 @@ def cluster() -> Iterator[Cluster]:
     settings = {"SUPERFLUID_NODE_STATUS_INTERVAL_S": "0.2"}
     with Cluster(toy_model_folder().path, threads=1, lanes=1, settings=settings) as made:
         yield made
-
-
-def busy(client: Client) -> tuple[int, int, int, int]:
-    """Answers that run and wait, lanes in use, and tokens that they hold."""
-    answers = client.status()["answers"]
-    models = [model for node in client.nodes() for model in node["models"]]
-    lanes = sum(model["lanes_used"] for model in models)
-    return answers["running"], answers["queued"], lanes, sum(m["in_flight"] for m in models)
-
-
-def check_idle(cluster: Cluster) -> None:
-    wait_for(lambda: busy(cluster.client) == (0, 0, 0, 0), "all counters are back at 0")
 
 
 def ask(client: Client, model: str, max_new: int = 4000) -> Call:

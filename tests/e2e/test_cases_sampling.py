@@ -15,8 +15,8 @@ from bus.call import Call
 from bus.client import Client
 from bus.errors import ConstraintInvalid, Invalid
 from bus.messages.api import TokenEvent
-from tests.e2e.test_cases_generations import check_idle
 from tests.e2e.test_recovery import holder
+from tests.harness.cluster_checks import check_idle
 from tests.harness.models import smollm2_folder, toy_model_folder
 
 TEXT = "The quick brown fox"

@@ -21,7 +21,7 @@ from bus.ids import Epoch, SessionId
 from bus.messages.api import MARK, decode_body, encode_body
 from bus.messages.link import LeaseGrant
 from bus.messages.parts import LeaseRef
-from tests.e2e.test_cluster import alive, wait_for
+from tests.harness.cluster_checks import alive, wait_for
 from tests.harness.link_processes import agent_process, head_process, make_state, memory_bytes
 from tests.harness.link_sides import Stage
 from tests.harness.logged_process import LoggedProcess

@@ -15,8 +15,8 @@ from bus.call import Call, Placed
 from bus.client_session import OtherEvent
 from bus.errors import RequestKillsWorkers
 from tests.e2e.test_cases_workers import only_worker
-from tests.e2e.test_cluster import wait_for
 from tests.e2e.test_hung_worker import FAULTS
+from tests.harness.cluster_checks import wait_for
 from tests.harness.models import toy_model_folder
 
 PROMPT = list(b"The quick brown fox")

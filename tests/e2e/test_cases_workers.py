@@ -15,8 +15,8 @@ from agent.config import default_identity
 from bench.cluster import Cluster
 from bus.call import Call, Placed
 from bus.errors import TimedOut
-from tests.e2e.test_cluster import wait_for
 from tests.e2e.test_hung_worker import FAULTS
+from tests.harness.cluster_checks import wait_for
 from tests.harness.models import toy_model_folder
 
 PROMPT = list(b"The quick brown fox")

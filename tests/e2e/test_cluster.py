@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +14,10 @@ from agent.worker.model_runner import ModelRunner
 from bench.bare_engine import run
 from bench.cluster import Cluster
 from bus.errors import Invalid, NotFound
+from tests.harness.cluster_checks import alive, wait_for
 from tests.harness.models import smollm2_folder, toy_model_folder
 
-LIMIT_S = 60.0
 PROMPT = list(b"The quick brown fox")
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + LIMIT_S
-    while not condition():
-        if time.monotonic() > until:
-            pytest.fail(f"not reached in {LIMIT_S} s: {what}")
-        time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 def bare_tokens(folder: Path, prompts: list[list[int]], max_new: int) -> list[list[int]]:

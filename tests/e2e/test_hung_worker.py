@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.proc_state import read_process
-from tests.e2e.test_cluster import wait_for
+from tests.harness.cluster_checks import wait_for
 from tests.harness.link_processes import make_state
 from tests.harness.logged_process import LoggedProcess
 

@@ -10,7 +10,7 @@ from bench.cluster import Cluster
 from bus.answer import Answer
 from bus.call import Call
 from bus.errors import ContextLengthExceeded, SuperfluidError
-from tests.e2e.test_cases_generations import check_idle
+from tests.harness.cluster_checks import check_idle
 from tests.harness.models import toy_model_folder
 
 TOKEN_BYTES = 1024

@@ -19,7 +19,7 @@ from bench.cluster import Cluster
 from bus.call import Call, Placed
 from bus.client_session import OtherEvent
 from bus.errors import ModelBusy, NoMemory, NoNode, NotFound
-from tests.e2e.test_cluster import alive, wait_for
+from tests.harness.cluster_checks import alive, wait_for
 from tests.harness.models import toy_model_folder
 
 PROMPT = list(b"The quick brown fox")
