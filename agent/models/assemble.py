@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.models.architecture import DecoderConfig, WeightSource
+from agent.models.decoder_files import genai_decoder, kv_record
 from agent.models.folder import (
     CHAT_TEMPLATE,
     GENAI_CONFIG,
@@ -74,9 +75,9 @@ def assemble(
             progress=lambda done, total: progress("layers", done, total),
         )
         progress("tokenizer", 0, 1)
-        prompts = _write_vocabulary(partial, source)
-        progress("tokenizer", 1, 1)
         signature = _signature(source.config, inputs)
+        prompts = _write_vocabulary(partial, source, signature)
+        progress("tokenizer", 1, 1)
         progress("self-test", 0, 1)
         test = choose(open_session(partial / GRAPH), signature, prompts)
         progress("self-test", 1, 1)
@@ -89,7 +90,7 @@ def assemble(
                 "quantization": dict(source.quantization),
                 "numerics": {key: int(value) for key, value in asdict(numerics).items()},
                 "signature": asdict(signature),
-                "kv_bytes_per_token": _kv_bytes(signature),
+                "kv_bytes_per_token": kv_record(signature),
                 "eos_ids": list(source.vocabulary.eos_ids),
                 "bos_id": source.vocabulary.bos_id,
                 "add_bos": source.vocabulary.add_bos,
@@ -113,51 +114,30 @@ def _signature(config: DecoderConfig, inputs: list[str]) -> Signature:
     )
 
 
-def _kv_bytes(signature: Signature) -> dict[str, int]:
-    values = signature.layers * 2 * signature.kv_heads * signature.head_dim
-    return {"float32": 4 * values, "float16": 2 * values}
-
-
-def _write_vocabulary(folder: Path, source: ModelSource) -> list[list[int]]:
+def _write_vocabulary(folder: Path, source: ModelSource, signature: Signature) -> list[list[int]]:
     """Write tokenizer, template and genai's configuration; gives prompts for the self-test."""
-    vocabulary, config = source.vocabulary, source.config
+    vocabulary, window = source.vocabulary, signature.max_positions
     tokenizer = build_tokenizer(vocabulary)
     tokenizer.save(str(folder / TOKENIZER), pretty=False)
-    write_json(folder / TOKENIZER_CONFIG, tokenizer_config(vocabulary, config.max_positions))
+    write_json(folder / TOKENIZER_CONFIG, tokenizer_config(vocabulary, window))
     if vocabulary.chat_template:
         write_text(folder / CHAT_TEMPLATE, vocabulary.chat_template)
-    write_json(folder / GENAI_CONFIG, _genai_config(vocabulary, config))
+    write_json(folder / GENAI_CONFIG, _genai_config(source, signature))
     return [list(tokenizer.encode(text).ids) for text in TEXTS]
 
 
-def _genai_config(vocabulary: VocabularySource, config: DecoderConfig) -> dict[str, Any]:
+def _genai_config(source: ModelSource, signature: Signature) -> dict[str, Any]:
     """The figures under the names that onnxruntime-genai gave them."""
+    vocabulary, window = source.vocabulary, signature.max_positions
     return {
         "model": {
-            "type": config.architecture.name,
+            "type": source.config.architecture.name,
             "bos_token_id": vocabulary.bos_id,
             "eos_token_id": list(vocabulary.eos_ids),
             "pad_token_id": vocabulary.pad_id,
-            "context_length": config.max_positions,
-            "vocab_size": config.vocab,
-            "decoder": {
-                "filename": GRAPH,
-                "head_size": config.head_dim,
-                "hidden_size": config.hidden,
-                "num_attention_heads": config.heads,
-                "num_hidden_layers": config.layers,
-                "num_key_value_heads": config.kv_heads,
-                "inputs": {
-                    "input_ids": "input_ids",
-                    "past_key_names": "past.%d.k",
-                    "past_value_names": "past.%d.v",
-                },
-                "outputs": {
-                    "logits": "logits",
-                    "present_key_names": "present.%d.k",
-                    "present_value_names": "present.%d.v",
-                },
-            },
+            "context_length": window,
+            "vocab_size": signature.vocab,
+            "decoder": genai_decoder(signature, GRAPH),
         },
-        "search": {"max_length": config.max_positions, "past_present_share_buffer": True},
+        "search": {"max_length": window, "past_present_share_buffer": True},
     }

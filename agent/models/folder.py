@@ -73,6 +73,11 @@ class Signature:
     max_positions: int
     inputs: tuple[str, ...]
 
+    def kv_bytes_per_token(self, *, float16: bool = False) -> int:
+        """Bytes of keys and values that one token takes in these layers."""
+        values = self.layers * 2 * self.kv_heads * self.head_dim
+        return values * (2 if float16 else 4)
+
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
@@ -200,9 +205,7 @@ class ModelFolder:
 
     def kv_bytes_per_token(self, *, float16: bool = False) -> int:
         """Bytes of keys and values that one token takes in this folder's layers."""
-        figures = self.signature
-        values = figures.layers * 2 * figures.kv_heads * figures.head_dim
-        return values * (2 if float16 else 4)
+        return self.signature.kv_bytes_per_token(float16=float16)
 
     def _optional(self, name: str) -> Path | None:
         return self.path / name if name in self.files else None

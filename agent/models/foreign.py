@@ -18,6 +18,7 @@ import onnx
 from onnx import TensorProto
 
 from agent.models.assemble import Progress, no_progress
+from agent.models.decoder_files import genai_decoder, kv_record
 from agent.models.folder import (
     CHAT_TEMPLATE,
     GENAI_CONFIG,
@@ -148,7 +149,6 @@ def describe_foreign(found: Prepared) -> dict[str, Any]:
         notes.append(_SLOW)
     if template_file(path) is None:
         notes.append("it has no chat template: it completes text and does not chat")
-    values = signature.layers * 2 * signature.kv_heads * signature.head_dim
     return {
         "kind": source.kind,
         "architecture": source.architecture,
@@ -158,7 +158,7 @@ def describe_foreign(found: Prepared) -> dict[str, Any]:
         "layers": signature.layers,
         "vocab": signature.vocab,
         "window": signature.max_positions,
-        "kv_bytes_per_token": values * (2 if found.rewritten.float16 else 4),
+        "kv_bytes_per_token": signature.kv_bytes_per_token(float16=found.rewritten.float16),
         "file_bytes": source.graph.stat().st_size + found.file.data_bytes,
         "eos_ids": list(found.text.eos),
         "chat_template": template_file(path) is not None,
@@ -258,26 +258,7 @@ def _genai_config(found: Prepared, graph: str) -> dict[str, Any]:
     }
     if _bos(found) is not None:
         model["bos_token_id"] = _bos(found)
-    model.setdefault("decoder", {}).update(
-        {
-            "filename": graph,
-            "head_size": figures.head_dim,
-            "hidden_size": figures.hidden,
-            "num_attention_heads": figures.heads,
-            "num_hidden_layers": figures.layers,
-            "num_key_value_heads": figures.kv_heads,
-            "inputs": {
-                "input_ids": "input_ids",
-                "past_key_names": "past.%d.k",
-                "past_value_names": "past.%d.v",
-            },
-            "outputs": {
-                "logits": "logits",
-                "present_key_names": "present.%d.k",
-                "present_value_names": "present.%d.v",
-            },
-        }
-    )
+    model.setdefault("decoder", {}).update(genai_decoder(figures, graph))
     return config
 
 
@@ -287,8 +268,6 @@ def _bos(found: Prepared) -> int | None:
 
 def _record(found: Prepared, name: str) -> dict[str, Any]:
     source, signature = found.source, found.signature
-    values = signature.layers * 2 * signature.kv_heads * signature.head_dim
-    bos = _bos(found)
     return {
         "name": name,
         "source": {
@@ -301,9 +280,9 @@ def _record(found: Prepared, name: str) -> dict[str, Any]:
         "quantization": _products(found.file.model),
         "numerics": {"accuracy_level": _accuracy(found.file.model)},
         "signature": asdict(signature),
-        "kv_bytes_per_token": {"float32": 4 * values, "float16": 2 * values},
+        "kv_bytes_per_token": kv_record(signature),
         "eos_ids": list(found.text.eos),
-        "bos_id": bos,
+        "bos_id": _bos(found),
         "add_bos": found.text.wants_bos,
     }
 
