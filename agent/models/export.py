@@ -126,7 +126,7 @@ def _take_last_row(graph: onnx.GraphProto, folder: ModelFolder) -> None:
     if gather is None or flat is None or (gather.op_type, flat.op_type) != ("Gather", "Reshape"):
         raise ModelIncomplete(
             f"the graph of model {folder.name} is not as this version makes it; make it again with "
-            f"`sfctl model import FILE.gguf --name {folder.name}`",
+            f"`{folder.import_command}`",
             param="model",
         )
     _add_integers(graph, "head.last", -1)

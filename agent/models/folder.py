@@ -156,7 +156,8 @@ class ModelFolder:
         """
         if not path.is_dir():
             raise NotFound(
-                f"there is no model folder {path}; make it with {_remedy(path)}", param="model"
+                f"there is no model folder {path}; make it with `{import_command(path)}`",
+                param="model",
             )
         folder = _from_record(path, _read_record(path))
         folder._check_files(verify)
@@ -207,6 +208,11 @@ class ModelFolder:
         """Bytes of keys and values that one token takes in this folder's layers."""
         return self.signature.kv_bytes_per_token(float16=float16)
 
+    @property
+    def import_command(self) -> str:
+        """The command that makes it again."""
+        return import_command(self.path)
+
     def _optional(self, name: str) -> Path | None:
         return self.path / name if name in self.files else None
 
@@ -237,15 +243,15 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _remedy(path: Path) -> str:
-    """The command that makes a folder again, from what its record says of its source."""
+def import_command(path: Path) -> str:
+    """The command that makes a folder, again where its record says of what it was made."""
     name, source = path.name, _recorded_source(path)
     pulled = pulled_name(str(source.get("sha256")))
     if pulled is None and not source and name in known_names():
         pulled = name
     what = pulled or str(source.get("file") or "FILE.gguf")
     named = "" if pulled == name else f" --name {shlex.quote(name)}"
-    return f"`sfctl model import {shlex.quote(what)}{named}`"
+    return f"sfctl model import {shlex.quote(what)}{named}"
 
 
 def _recorded_source(path: Path) -> Mapping[str, Any]:
@@ -259,7 +265,7 @@ def _recorded_source(path: Path) -> Mapping[str, Any]:
 
 def _incomplete(path: Path, fact: str) -> ModelIncomplete:
     return ModelIncomplete(
-        f"model folder {path} can not be used: {fact}; make it again with {_remedy(path)}",
+        f"model folder {path} can not be used: {fact}; make it again with `{import_command(path)}`",
         param="model",
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.models.folder import ModelFolder
+from agent.models.folder import ModelFolder, import_command
 from agent.models.writer import check_name
 from bus.errors import ModelIncomplete, NotFound, SuperfluidError
 
@@ -53,7 +53,7 @@ def find_model(models: Path, name: str) -> ModelFolder:
         have = ", ".join(found) or "none"
         raise NotFound(
             f"there is no model {name!r} in {models} (there: {have}); make it with "
-            f"`sfctl model import FILE.gguf --name {name}`",
+            f"`{import_command(models / name)}`",
             param="model",
         )
     if isinstance(model, Unusable):

@@ -100,6 +100,6 @@ def check(session: Any, folder: ModelFolder) -> None:
         raise ModelIncomplete(
             f"model {folder.name} fails its self-test: it gave token {int(logits.argmax())} where "
             f"it gave {test.next_token} when it was made; make it again with "
-            f"`sfctl model import FILE.gguf --name {folder.name}`",
+            f"`{folder.import_command}`",
             param="model",
         )

@@ -81,6 +81,6 @@ def check_vectors(session: Any, folder: ModelFolder) -> None:
     if not wrong <= TOLERANCE:
         raise ModelIncomplete(
             f"model {folder.name} fails its self-test: its vector is off by {wrong:.3g}; "
-            f"make it again with `sfctl model import FOLDER --name {folder.name}`",
+            f"make it again with `{folder.import_command}`",
             param="model",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 from agent.models.export import export_genai
 from agent.models.folder import GRAPH_DATA, ModelFolder
 from agent.models.foreign import describe_foreign, import_foreign, prepare
-from agent.models.selftest import open_session, prompt_logits
+from agent.models.selftest import check, open_session, prompt_logits
 from agent.worker.model_runner import ModelRunner
+from bus.errors import ModelIncomplete
 from tests.harness.foreign_folders import (
     EOS_IN_GENERATION_CONFIG,
     WINDOW,
@@ -221,6 +223,16 @@ def test_names_of_ours_inside_a_graph_are_no_trouble(tmp_path: Path) -> None:
     given = prompt_logits(open_session(folder.graph), folder.signature, PROMPT)
     expected = OptimumSession(source / "onnx" / "model_q4.onnx").run(PROMPT)
     np.testing.assert_allclose(given, expected, atol=1e-5)
+
+
+def test_a_failed_self_test_names_the_folder_that_was_imported(tmp_path: Path) -> None:
+    source = write_optimum(tmp_path / "source", OptimumGraph().model())
+    folder = import_foreign(source, tmp_path / "model")
+    session = open_session(folder.graph)
+    least = int(prompt_logits(session, folder.signature, folder.self_test.prompt)[-1].argmin())
+    wrong = replace(folder, self_test=replace(folder.self_test, next_token=least))
+    with pytest.raises(ModelIncomplete, match="`sfctl model import source --name model`"):
+        check(session, wrong)
 
 
 def test_genai_settings_are_kept(tmp_path: Path) -> None:

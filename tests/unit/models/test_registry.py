@@ -40,5 +40,7 @@ def test_finding_says_what_is_wrong(models: Path) -> None:
     assert find_model(models, "whole").path == models / "whole"
     with pytest.raises(NotFound, match=r"no model 'other'.*\(there: broken, whole\)"):
         find_model(models, "other")
+    with pytest.raises(NotFound, match="make it with `sfctl model import smollm2`"):
+        find_model(models, "smollm2")
     with pytest.raises(ModelIncomplete, match=r"tokenizer\.json is missing"):
         find_model(models, "broken")
