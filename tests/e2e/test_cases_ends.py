@@ -16,23 +16,16 @@ from agent.worker.mailbox import MOST_KEPT
 from bench.cluster import Cluster
 from bus.messages.worker import WORKER, Ping, Ready, Stop
 from tests.e2e.test_cases_stalls import END_LIMIT_S
-from tests.e2e.test_worker_process import Agent
 from tests.harness.cluster_checks import alive, wait_for
 from tests.harness.link_processes import agent_process, make_state
 from tests.harness.models import toy_model_folder
+from tests.harness.worker_agent import Agent
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     with Cluster(toy_model_folder().path, threads=1) as made:
         yield made
-
-
-@pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    path = tmp_path / "run"
-    path.mkdir(mode=0o700)
-    return path
 
 
 @pytest.mark.parametrize("ending", ["end of the script", "sys.exit(0)", "client.close()"])

@@ -16,19 +16,12 @@ from bus.messages.sampling import SamplingParams
 from bus.messages.worker import Embed, Embedded, EmbedFailed, Output, Ready, Stop, Submit
 from bus.text.tokenizer import TextModel
 from tests.e2e.test_model_commands import sfctl
-from tests.e2e.test_worker_process import Agent
 from tests.harness.encoder_reference import ReferenceEncoder
 from tests.harness.models import minilm_folder, minilm_source
 from tests.harness.small_encoder import write_small_encoder
+from tests.harness.worker_agent import Agent
 
 PROGRAM = [sys.executable, "-P", "-m", "agent.models"]
-
-
-@pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    path = tmp_path / "run"
-    path.mkdir(mode=0o700)
-    return path
 
 
 def embed(job: int, *inputs: list[int], pooling: str = "") -> Embed:

@@ -14,8 +14,8 @@ from bus.ids import GenerationId, SessionId, pack_ids
 from bus.messages.parts import Segment
 from bus.messages.sampling import SamplingParams
 from bus.messages.worker import Cancel, Forget, Park, Parked, Ready, Restore, Restored, Submit
-from tests.e2e.test_worker_process import Agent
 from tests.harness.models import toy_model_folder
+from tests.harness.worker_agent import Agent
 
 SESSION = SessionId("s-1")
 PROMPT = [33 + number * 7 % 90 for number in range(150)]

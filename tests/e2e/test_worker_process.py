@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
 
 from agent.worker.scheduler import EXTRA_WAITING
-from bus.ids import GenerationId, WorkerIncarnation, pack_ids, unpack_ids
-from bus.messages.parts import Finish
+from bus.ids import GenerationId, pack_ids
 from bus.messages.sampling import SamplingParams
 from bus.messages.worker import (
     UNASKED,
-    WORKER,
     Accepted,
     Cancel,
     Failed,
@@ -34,111 +29,14 @@ from bus.messages.worker import (
     Stop,
     Submit,
 )
-from bus.transport.child import Child, ChildSpec
 from bus.transport.orphan import EXIT_ORPHANED
 from tests.harness.models import toy_model_folder
-
-#: A worker that says nothing for so long is broken (a busy machine is not).
-PATIENCE_S = 30.0
-
-M = TypeVar("M")
-
-
-class Agent:
-    """The agent's side of one worker."""
-
-    def __init__(self, folder: Path, run_dir: Path, *args: str) -> None:
-        self.death_read, self.death_write = os.pipe()
-        self.log = run_dir / "worker.log"
-        spec = ChildSpec(
-            name="toy",
-            module="agent.worker",
-            args=("--model-folder", str(folder), "--threads", "1", *args),
-            log_path=self.log,
-        )
-        self.child = Child(spec, run_dir, WorkerIncarnation(7), self.death_read)
-        self.messages: list[Any] = []
-        self.ended: int | None = None
-
-    def send(self, message: object) -> None:
-        data = WORKER.encode(message)
-        self.wait(lambda: self.child.pipe.send(data))
-
-    def wait(self, condition: Callable[[], bool]) -> None:
-        """Read messages until a condition holds."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            if time.monotonic() > deadline:
-                pytest.fail(f"waited in vain; got {self.messages}; log: {self.log.read_text()}")
-            if self.child.pipe.readable.poll(20):
-                self.messages.append(WORKER.decode(self.child.pipe.recv() or b""))
-
-    def take(self, kind: type[M], where: Callable[[M], bool] = lambda message: True) -> M:
-        """The next message of a kind."""
-        found: list[M] = []
-
-        def seek() -> bool:
-            found[:] = [m for m in self.messages if isinstance(m, kind) and where(m)]
-            return bool(found)
-
-        self.wait(seek)
-        self.messages.remove(found[0])
-        return found[0]
-
-    def tokens(self, generation: int) -> list[int]:
-        """What came of a generation so far, checked to be without gap or repeat."""
-        ids: list[int] = []
-        for message in self.messages:
-            for run in message.runs if isinstance(message, Output) else ():
-                if run.generation == generation:
-                    assert run.first_index == len(ids)
-                    ids += unpack_ids(run.ids)
-        return ids
-
-    def has_tokens(self, generation: int) -> bool:
-        return bool(self.tokens(generation))
-
-    def finish(self, generation: int) -> Finish:
-        ends: list[Finish] = []
-
-        def seek() -> bool:
-            outputs = [m for m in self.messages if isinstance(m, Output)]
-            runs = [run for output in outputs for run in output.runs]
-            ends[:] = [r.finish for r in runs if r.generation == generation and r.finish]
-            return bool(ends)
-
-        self.wait(seek)
-        (end,) = ends
-        return end
-
-    def exit_code(self) -> int:
-        """Wait for the process's end."""
-        if self.ended is None:
-            ready, _, _ = select.select([self.child.pid_fd], [], [], PATIENCE_S)
-            assert ready, "the worker does not end"
-            self.ended = self.child.reap()
-        return self.ended
-
-    def close(self) -> None:
-        if self.ended is None:
-            self.child.signal(signal.SIGKILL)
-            self.exit_code()
-        self.child.close()
-        os.close(self.death_read)
-        if self.death_write >= 0:
-            os.close(self.death_write)
+from tests.harness.worker_agent import Agent
 
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
     return toy_model_folder().path
-
-
-@pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    path = tmp_path / "run"
-    path.mkdir(mode=0o700)
-    return path
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from bench.gpu_checks import CHECKS, NotPossible
 from bus.ids import GenerationId, pack_ids
 from bus.messages.sampling import SamplingParams
 from bus.messages.worker import Ready, Submit
-from tests.e2e.test_worker_process import Agent
 from tests.harness.models import smollm2_folder, toy_model_folder
+from tests.harness.worker_agent import Agent
 
 pytestmark = pytest.mark.gpu
 

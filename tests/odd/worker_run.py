@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from bus.messages.worker import (
     Resume,
     WorkerStats,
 )
-from tests.odd.live_worker import LiveWorker, live_worker
+from tests.harness.live_worker import LiveWorker
 from tests.odd.messages import FIRST, Odd, odd_message
 from tests.odd.neighbours import Neighbours
 from tests.odd.tally import Tally
@@ -154,7 +155,7 @@ class WorkerRun:
         self._flush()
 
     def _flush(self) -> None:
-        while self._unsent and self._worker.send(self._unsent[0]):
+        while self._unsent and self._worker.offer(self._unsent[0]):
             self._unsent.popleft()
 
     # --- what comes -----------------------------------------------------------------------
@@ -270,5 +271,7 @@ def worker_run(model_folder: Path, folder: Path, seed: int, requests: int) -> Ta
         folder: for its pipes, its log and what it parks.
     """
     arguments = (*ARGUMENTS, "--park", str(folder / "parked"))
-    with live_worker(model_folder, folder, *arguments) as worker:
+    run_dir = folder / "run"
+    run_dir.mkdir(mode=0o700)
+    with closing(LiveWorker(model_folder, run_dir, *arguments)) as worker:
         return WorkerRun(worker, seed).run(requests)
