@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from bus.answer import Answer, read_answer
-from bus.client_session import ClientEvent, ClientSession, Ended, Failed, OtherEvent
+from bus.client_events import ClientEvent, Ended, Failed, StreamEvent
+from bus.client_session import ClientSession
 from bus.errors import SuperfluidError, TimedOut, WireError
 from bus.ids import RequestId
 from bus.messages.api import PlacedEvent, QueuedEvent, TokenEvent, TokenLogprob
@@ -16,8 +17,6 @@ from bus.messages.api import PlacedEvent, QueuedEvent, TokenEvent, TokenLogprob
 Queued = QueuedEvent
 Placed = PlacedEvent
 Token = TokenEvent
-#: What a stream gives.
-StreamEvent = TokenEvent | QueuedEvent | PlacedEvent | OtherEvent
 
 
 class Pump(Protocol):

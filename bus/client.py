@@ -17,8 +17,9 @@ from typing import Any
 
 from bus.call import Call
 from bus.client_address import check_api_address
+from bus.client_events import Ended, Failed
 from bus.client_request import checked_messages, checked_options, prompt_keys
-from bus.client_session import ClientSession, Ended, Failed
+from bus.client_session import ClientSession
 from bus.closing import Closing
 from bus.errors import Invalid, NoHead, SuperfluidError, WireError
 from bus.ids import RequestId

@@ -1,4 +1,4 @@
-"""From what a caller gives the client to the keys of a request, wrong usage named at once."""
+"""From what a caller gives the client to a request as it travels, wrong usage named at once."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bus.errors import Invalid
+from bus.errors import Invalid, TooLarge
 from bus.fields import kind_of
-from bus.messages.api import GenerationOptions
+from bus.messages.api import MAX_BODY_BYTES, GenerationOptions, encode_body
 
 _OPTIONS = frozenset(f.name for f in dataclasses.fields(GenerationOptions)) - {"model"}
 
@@ -99,3 +99,35 @@ def _check_bias(given: Any) -> None:
                 f"logit_bias has {key!r} as a token id; ids are whole numbers from 0",
                 param="logit_bias",
             )
+
+
+def pack_request(body: Mapping[str, Any]) -> bytes:
+    """A request's body as it travels.
+
+    Raises:
+        Invalid: a value can not travel, such as text with half of a surrogate pair.
+        TooLarge: the body is over the API's limit.
+    """
+    try:
+        packed = encode_body(dict(body))
+    except (TypeError, ValueError, OverflowError) as error:
+        for name, value in body.items():
+            _check_packs(name, value)
+        raise Invalid(f"the request can not be packed ({error})") from None
+    if len(packed) > MAX_BODY_BYTES:
+        raise TooLarge(
+            f"the request has {len(packed)} bytes; the head takes at most {MAX_BODY_BYTES}"
+        )
+    return packed
+
+
+def _check_packs(name: str, value: Any) -> None:
+    try:
+        encode_body({name: value})
+    except UnicodeEncodeError:
+        raise Invalid(
+            f"{name} has text with half of a surrogate pair, which is no character; remove it",
+            param=name,
+        ) from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Invalid(f"{name} can not be packed ({error})", param=name) from None

@@ -17,27 +17,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bus.api_maps import from_map
+from bus.client_events import ClientEvent, Ended, Failed, error_of, read_event
+from bus.client_request import pack_request
 from bus.errors import (
     Invalid,
     NoHead,
     SuperfluidError,
     TimedOut,
-    TooLarge,
     WireError,
-    error_from_dict,
 )
 from bus.ids import RequestId
 from bus.messages.api import (
     DEFAULT_CREDIT,
     MARK,
-    MAX_BODY_BYTES,
     MAX_CREDIT,
     PlacedEvent,
-    QueuedEvent,
     TokenEvent,
     decode_body,
-    encode_body,
 )
 
 ID_BYTES = 8
@@ -57,37 +53,6 @@ READ_ONLY = frozenset(
 )
 #: How many closed requests are remembered, to tell a late event from one that was never asked for.
 REMEMBERED_CLOSED = 1024
-
-_EVENT_TYPES: Mapping[str, type[TokenEvent] | type[QueuedEvent] | type[PlacedEvent]] = {
-    "token": TokenEvent,
-    "queued": QueuedEvent,
-    "placed": PlacedEvent,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class OtherEvent:
-    """An event of a type that this version has no class for; `body` is all of it."""
-
-    type: str
-    body: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The request's one end; `body` is all that it carries."""
-
-    body: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The request's one error."""
-
-    error: SuperfluidError
-
-
-ClientEvent = TokenEvent | QueuedEvent | PlacedEvent | OtherEvent | Ended | Failed
 
 
 @dataclass(slots=True)
@@ -312,7 +277,7 @@ class ClientSession:
         self._heard = now
         request, kind = body.get("id"), body.get("kind")
         if request is None and kind == "error":
-            raise _error_of(body)
+            raise error_of(body)
         if not isinstance(request, bytes):
             raise WireError("the head sent a reply without a request id; are versions equal?")
         if request.startswith(_CONTROL_PREFIX):
@@ -336,7 +301,7 @@ class ClientSession:
             elif kind == "end":
                 self._close(request, Ended(body), by_head=True)
             elif kind == "error":
-                self._close(request, Failed(_error_of(body)), by_head=True)
+                self._close(request, Failed(error_of(body)), by_head=True)
             else:
                 raise WireError(f"the head sent a reply of unknown kind {kind!r}")
         except WireError as error:
@@ -347,17 +312,7 @@ class ClientSession:
         if not found.granted:
             raise WireError(f"the head sent more than the {found.credit} events it had credit for")
         found.granted -= 1
-        name = body.get("type")
-        if not isinstance(name, str):
-            raise WireError("the head sent an event without a type")
-        cls = _EVENT_TYPES.get(name)
-        if cls is None:
-            found.waiting.append(OtherEvent(name, body))
-            return
-        try:
-            event = from_map(cls, body)
-        except Invalid as error:
-            raise WireError(f"the head sent a wrong {name} event: {error.message}") from None
+        event = read_event(body)
         if isinstance(event, TokenEvent):
             _check_tokens(found.cursor, event)
             found.cursor += len(event.tokens)
@@ -394,38 +349,7 @@ class ClientSession:
         whole = {"op": op, "id": request, **body}
         if credit is not None:
             whole["credit"] = credit
-        packed = _pack(whole)
-        if len(packed) > MAX_BODY_BYTES:
-            raise TooLarge(
-                f"the request has {len(packed)} bytes; the head takes at most {MAX_BODY_BYTES}"
-            )
-        self._out.append([MARK, packed])
-
-
-def _pack(body: Mapping[str, Any]) -> bytes:
-    """A request's body as it travels.
-
-    Raises:
-        Invalid: a value can not travel, such as text with half of a surrogate pair.
-    """
-    try:
-        return encode_body(dict(body))
-    except (TypeError, ValueError, OverflowError) as error:
-        for name, value in body.items():
-            _check_packs(name, value)
-        raise Invalid(f"the request can not be packed ({error})") from None
-
-
-def _check_packs(name: str, value: Any) -> None:
-    try:
-        encode_body({name: value})
-    except UnicodeEncodeError:
-        raise Invalid(
-            f"{name} has text with half of a surrogate pair, which is no character; remove it",
-            param=name,
-        ) from None
-    except (TypeError, ValueError, OverflowError) as error:
-        raise Invalid(f"{name} can not be packed ({error})", param=name) from None
+        self._out.append([MARK, pack_request(whole)])
 
 
 def _check_tokens(cursor: int, event: TokenEvent) -> None:
@@ -440,10 +364,3 @@ def _check_tokens(cursor: int, event: TokenEvent) -> None:
         raise WireError(
             f"the head {what} tokens: the event starts at {event.offset}, {cursor} came so far"
         )
-
-
-def _error_of(body: Mapping[str, Any]) -> SuperfluidError:
-    error = body.get("error")
-    if not isinstance(error, dict):
-        raise WireError("the head sent an error reply without its error")
-    return error_from_dict(error)

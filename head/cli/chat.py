@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from bus.answer import Answer
-from bus.call import Call, Placed, Queued, StreamEvent, Token
+from bus.call import Call, Placed, Queued, Token
 from bus.client import Client
-from bus.client_session import OtherEvent
+from bus.client_events import OtherEvent, StreamEvent
 from bus.errors import Invalid, NotFound, SuperfluidError
 from head.cli.context import CliContext, pass_context
 from head.cli.logs import EXIT_INTERRUPTED

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import superfluid
-from bus.client_session import OtherEvent
+from bus.client_events import OtherEvent
 from tests.harness.fault_proxy import FaultProxy
 from tests.harness.link_processes import agent_process, head_process, make_state, other_machine
 from tests.harness.logged_process import LoggedProcess

@@ -12,7 +12,7 @@ import pytest
 
 from bench.cluster import Cluster
 from bus.call import Call, Placed
-from bus.client_session import OtherEvent
+from bus.client_events import OtherEvent
 from bus.errors import RequestKillsWorkers
 from tests.e2e.test_cases_workers import only_worker
 from tests.e2e.test_hung_worker import FAULTS

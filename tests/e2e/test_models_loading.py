@@ -17,7 +17,7 @@ from agent.config import default_identity, share_threads
 from agent.load import usable_cores
 from bench.cluster import Cluster
 from bus.call import Call, Placed
-from bus.client_session import OtherEvent
+from bus.client_events import OtherEvent
 from bus.errors import ModelBusy, NoMemory, NoNode, NotFound
 from tests.harness.cluster_checks import alive, wait_for
 from tests.harness.models import toy_model_folder

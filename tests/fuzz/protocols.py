@@ -8,7 +8,8 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from agent.core import AgentCore
-from bus.client_session import ClientSession, Ended, Failed
+from bus.client_events import Ended, Failed
+from bus.client_session import ClientSession
 from bus.errors import SuperfluidError
 from bus.ids import ModelName, NodeIdentity, RequestId, WorkerIncarnation
 from bus.messages import api, link, worker

@@ -7,14 +7,8 @@ from typing import Any
 
 import pytest
 
-from bus.client_session import (
-    PING_AFTER_S,
-    SILENCE_LIMIT_S,
-    ClientSession,
-    Ended,
-    Failed,
-    OtherEvent,
-)
+from bus.client_events import Ended, Failed, OtherEvent
+from bus.client_session import PING_AFTER_S, SILENCE_LIMIT_S, ClientSession
 from bus.errors import Invalid, NoHead, NoNode, TimedOut, TooLarge, WireError
 from bus.ids import RequestId
 from bus.messages.api import (

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from bus.answer import Answer
-from bus.call import Placed, Queued, StreamEvent, Token
-from bus.client_session import OtherEvent
+from bus.call import Placed, Queued, Token
+from bus.client_events import OtherEvent, StreamEvent
 from bus.messages.api import AnswerUsage, Timing, moved_event
 from head.cli.chat import event_note, summary
 
