@@ -7,18 +7,15 @@ from dataclasses import replace
 import pytest
 
 from agent.models.folder import ModelFolder
-from agent.worker.engine import Engine
 from agent.worker.model_runner import ModelRunner
-from bus.ids import GenerationId, pack_ids
-from bus.messages.parts import Finish, Segment
+from bus.ids import GenerationId
+from bus.messages.parts import Segment
 from bus.messages.sampling import SamplingParams
-from bus.messages.worker import Submit
+from tests.harness.engine_run import GREEDY, EngineRun, alone, prompt_of, submit
 from tests.harness.models import toy_model_folder
-from tests.unit.worker.test_engine_toy import prompt_of
 
 LANES = 3
 KV_BYTES = 16 << 20
-GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 SEEDED = SamplingParams(
     temperature=1.1,
     top_p=0.95,
@@ -41,75 +38,11 @@ def runner(folder: ModelFolder) -> ModelRunner:
     return ModelRunner(folder, device="cpu", lanes=LANES, kv_bytes=KV_BYTES, threads=1)
 
 
-def submit(
-    generation: int,
-    context: list[int],
-    count: int,
-    rule: SamplingParams = GREEDY,
-    *,
-    qos: int = 0,
-    exact: bool = False,
-    segments: tuple[Segment, ...] = (),
-) -> Submit:
-    return Submit(
-        generation=GenerationId(generation),
-        context=pack_ids(context),
-        sampling=rule,
-        max_new_tokens=count,
-        prompt_tokens=len(context),
-        qos=qos,
-        exact=exact,
-        segments=segments,
-    )
-
-
-class Run:
-    """Drives an engine, and keeps what each generation gave."""
-
-    def __init__(self, runner: ModelRunner, host_kv_bytes: int = 64 << 20) -> None:
-        self.engine = Engine(runner, host_kv_bytes=host_kv_bytes)
-        self.ids: dict[int, list[int]] = {}
-        self.logprobs: dict[int, bytes] = {}
-        self.ends: dict[int, Finish] = {}
-        self.now = 0.0
-
-    def submit(self, *messages: Submit) -> None:
-        for message in messages:
-            self.ids[int(message.generation)] = []
-            self.logprobs[int(message.generation)] = b""
-            self.engine.submit(message, self.now)
-
-    def turn(self) -> None:
-        self.now += 0.05
-        for emission in self.engine.turn(self.now):
-            generation = int(emission.generation)
-            if emission.token is not None:
-                assert emission.index == len(self.ids[generation])
-                self.ids[generation].append(emission.token)
-                self.logprobs[generation] += emission.logprobs
-            if emission.finish is not None:
-                self.ends[generation] = emission.finish
-        self.engine.check_integrity()
-
-    def finish(self) -> Run:
-        while not self.engine.idle:
-            self.turn()
-        return self
-
-
-def alone(runner: ModelRunner, message: Submit) -> tuple[list[int], bytes]:
-    run = Run(runner, host_kv_bytes=0)
-    run.submit(message)
-    run.finish()
-    generation = int(message.generation)
-    return run.ids[generation], run.logprobs[generation]
-
-
 @RULES
 def test_preemption_changes_nothing(runner: ModelRunner, rule: SamplingParams) -> None:
     long = [submit(n, prompt_of(60 + 50 * n, n), 70, rule, qos=3) for n in range(LANES)]
     urgent = [submit(10 + n, prompt_of(40 + n, 10 + n), 9, rule) for n in range(8)]
-    run = Run(runner)
+    run = EngineRun(runner)
     run.submit(*long)
     for number, message in enumerate(urgent):
         for _ in range(9 * (1 + number % 3)):  # amid a prefill, and amid decoding
@@ -132,7 +65,7 @@ def test_prefixes_of_running_and_ended_lanes_change_nothing(
     messages = [
         submit(n, [*stem, *prompt_of(5 + n, 20 + n)], 12 + n, rule, exact=True) for n in range(9)
     ]
-    run = Run(runner)
+    run = EngineRun(runner)
     run.submit(*messages[:6])
     run.finish()
     run.submit(*messages[6:])
@@ -152,7 +85,7 @@ def test_prefixes_of_running_and_ended_lanes_change_nothing(
 @RULES
 def test_a_conversations_turns_change_nothing(runner: ModelRunner, rule: SamplingParams) -> None:
     """Each turn finds the one before, its answer by step, as the session's log says."""
-    run, context, segments = Run(runner), prompt_of(150, 1), [Segment(tokens=150)]
+    run, context, segments = EngineRun(runner), prompt_of(150, 1), [Segment(tokens=150)]
     for turn in range(4):
         message = submit(turn, context, 40, rule, exact=True, segments=tuple(segments))
         run.submit(message)
@@ -166,7 +99,7 @@ def test_a_conversations_turns_change_nothing(runner: ModelRunner, rule: Samplin
 
 @RULES
 def test_chunks_beside_decoding_change_nothing(runner: ModelRunner, rule: SamplingParams) -> None:
-    run = Run(runner)
+    run = EngineRun(runner)
     run.submit(submit(0, prompt_of(10), 300, rule))
     for _ in range(4):
         run.turn()
@@ -186,7 +119,7 @@ def test_chunks_beside_decoding_change_nothing(runner: ModelRunner, rule: Sampli
 def test_no_room_in_the_system_costs_time_and_no_token(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run(runner)
+    run = EngineRun(runner)
 
     def full(*_: object, **__: object) -> None:
         raise OSError(12, "Cannot allocate memory")

@@ -19,10 +19,9 @@ from bus.messages.parts import Finish
 from bus.messages.sampling import Constraint, SamplingParams
 from bus.messages.worker import Accepted, Output, Submit
 from bus.text.tokenizer import TextModel
+from tests.harness.engine_run import EngineRun, prompt_of, submit
+from tests.harness.memory_pipe import MemoryPipe
 from tests.harness.models import toy_model_folder
-from tests.unit.worker.test_engine_exact import Run, submit
-from tests.unit.worker.test_engine_toy import prompt_of
-from tests.unit.worker.test_runner import MemoryPipe
 
 PROMPT = prompt_of(30, 3)
 
@@ -43,7 +42,7 @@ def runner(folder: ModelFolder) -> ModelRunner:
 
 
 def one(runner: ModelRunner, rule: SamplingParams, count: int = 40) -> tuple[list[int], Finish]:
-    run = Run(runner)
+    run = EngineRun(runner)
     run.submit(submit(1, PROMPT, count, rule))
     run.finish()
     return run.ids[1], run.ends[1]
@@ -95,7 +94,7 @@ def test_a_bias_forces_a_token(runner: ModelRunner) -> None:
 
 def test_logprobs_come_with_each_token(runner: ModelRunner, free: list[int]) -> None:
     rule = SamplingParams(temperature=0.0, ignore_eos=True, logprobs=3)
-    run = Run(runner)
+    run = EngineRun(runner)
     run.submit(submit(1, PROMPT, 40, rule), submit(2, PROMPT, 40))
     run.finish()
     assert run.ids[1] == run.ids[2] == free
@@ -151,7 +150,7 @@ def constrained(generation: int, pattern: str, context: list[int] = PROMPT) -> S
     return submit(generation, context, 40, rule)
 
 
-def finish(run: Run, *generations: int) -> None:
+def finish(run: EngineRun, *generations: int) -> None:
     """Until these ended; grammars are made meanwhile."""
     until = time.monotonic() + 60.0
     while not all(generation in run.ends for generation in generations):
@@ -162,8 +161,7 @@ def finish(run: Run, *generations: int) -> None:
 def test_a_constraint_is_built_beside_and_holds(
     runner: ModelRunner, grammars: GrammarBuilder, text: TextModel, free: list[int]
 ) -> None:
-    run = Run(runner)
-    run.engine = Engine(runner, text=text, grammars=grammars)
+    run = EngineRun(runner, text=text, grammars=grammars)
     run.submit(constrained(1, "[0-9]{4}-x"), submit(2, PROMPT, 40))
     assert run.engine.building
     assert run.engine.scheduler.queued == 2
@@ -176,8 +174,7 @@ def test_a_constraint_is_built_beside_and_holds(
 def test_a_constraint_that_can_not_be_built_ends_its_request_alone(
     runner: ModelRunner, grammars: GrammarBuilder, text: TextModel
 ) -> None:
-    run = Run(runner)
-    run.engine = Engine(runner, text=text, grammars=grammars)
+    run = EngineRun(runner, text=text, grammars=grammars)
     run.submit(constrained(1, "(["), submit(2, PROMPT, 40))
     finish(run, 1, 2)
     assert (run.ends[1].reason, run.ends[1].error_code) == ("error", "constraint_invalid")
@@ -188,8 +185,7 @@ def test_a_constraint_that_can_not_be_built_ends_its_request_alone(
 def test_cancel_reaches_one_whose_grammar_is_being_built(
     runner: ModelRunner, grammars: GrammarBuilder, text: TextModel
 ) -> None:
-    run = Run(runner)
-    run.engine = Engine(runner, text=text, grammars=grammars)
+    run = EngineRun(runner, text=text, grammars=grammars)
     run.submit(constrained(1, "[a-z]{200}"))
     run.engine.cancel(GenerationId(1))
     run.turn()
@@ -201,8 +197,7 @@ def test_cancel_reaches_one_whose_grammar_is_being_built(
 def test_few_grammars_are_made_before_their_turn_and_all_are_served(
     runner: ModelRunner, grammars: GrammarBuilder, text: TextModel
 ) -> None:
-    run = Run(runner)
-    run.engine = Engine(runner, text=text, grammars=grammars)
+    run = EngineRun(runner, text=text, grammars=grammars)
     numbers = range(1, 25)
     run.submit(*(constrained(number, "[0-9]{4}-x") for number in numbers))
     most = 0
@@ -223,8 +218,7 @@ def test_few_grammars_are_made_before_their_turn_and_all_are_served(
 def test_those_that_nobody_reads_keep_no_grammar_and_go_on_when_read(
     runner: ModelRunner, grammars: GrammarBuilder, text: TextModel
 ) -> None:
-    run = Run(runner)
-    run.engine = Engine(runner, text=text, grammars=grammars)
+    run = EngineRun(runner, text=text, grammars=grammars)
     stopped = range(1, 11)
     run.submit(*(constrained(number, "[0-9]{4}-x") for number in stopped))
     for number in stopped:
@@ -301,8 +295,7 @@ class BrokenGrammars:
 def test_an_unforeseen_fault_in_a_draw_ends_that_request_alone(
     runner: ModelRunner, text: TextModel, free: list[int], fails: str
 ) -> None:
-    run = Run(runner)
-    run.engine = Engine(runner, text=text, grammars=BrokenGrammars(fails))
+    run = EngineRun(runner, text=text, grammars=BrokenGrammars(fails))
     run.submit(submit(2, PROMPT, 40))
     run.turn()
     run.submit(constrained(1, "x"))

@@ -15,15 +15,15 @@ from agent.worker.engine import Engine
 from agent.worker.model_runner import ModelRunner
 from agent.worker.work import Emission
 from bus.errors import ConfigInvalid
-from bus.ids import GenerationId, pack_ids
+from bus.ids import GenerationId
 from bus.messages.parts import Finish, Segment
 from bus.messages.sampling import SamplingParams
 from bus.messages.worker import Submit
+from tests.harness.engine_run import GREEDY, prompt_of, submit
 from tests.harness.models import toy_model_folder
 
 LANES = 6
 KV_BYTES = 16 << 20
-GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -71,30 +71,6 @@ class RawLoop:
 @pytest.fixture(scope="module")
 def raw(folder: ModelFolder) -> RawLoop:
     return RawLoop(folder)
-
-
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    ids: list[int] = np.random.default_rng([seed, length]).integers(32, 127, length).tolist()
-    return ids
-
-
-def submit(
-    generation: int,
-    context: list[int],
-    count: int,
-    sampling: SamplingParams = GREEDY,
-    segments: tuple[Segment, ...] = (),
-    wall_ms: int = 0,
-) -> Submit:
-    return Submit(
-        generation=GenerationId(generation),
-        context=pack_ids(context),
-        sampling=sampling,
-        max_new_tokens=count,
-        prompt_tokens=len(context),
-        segments=segments,
-        wall_ms=wall_ms,
-    )
 
 
 def run(engine: Engine, *submits: Submit) -> dict[int, list[int]]:
@@ -172,7 +148,9 @@ def test_replay_of_delivered_tokens_goes_on_as_the_stream_would(runner: ModelRun
         for delivered in (1, 2, 17):
             segments = (Segment(tokens=40), Segment(tokens=delivered, by_step=True))
             context = prompt + whole[:delivered]
-            rest = run(Engine(runner), submit(2, context, 30 - delivered, rule, segments))[2]
+            rest = run(Engine(runner), submit(2, context, 30 - delivered, rule, segments=segments))[
+                2
+            ]
             assert whole[:delivered] + rest == whole
 
 

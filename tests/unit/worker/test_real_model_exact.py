@@ -9,8 +9,8 @@ from agent.worker.model_runner import ModelRunner
 from bus.messages.parts import Segment
 from bus.messages.sampling import SamplingParams
 from bus.text.tokenizer import TextModel
+from tests.harness.engine_run import GREEDY, EngineRun, alone, submit
 from tests.harness.models import gemma3_folder, smollm2_folder
-from tests.unit.worker.test_engine_exact import GREEDY, Run, alone, submit
 
 pytestmark = pytest.mark.model
 
@@ -55,7 +55,7 @@ def expected(runner: ModelRunner, prompts: list[list[int]]) -> list[list[list[in
 def test_company_prefixes_and_preemption_change_no_token(
     runner: ModelRunner, prompts: list[list[int]], expected: list[list[list[int]]]
 ) -> None:
-    run = Run(runner, host_kv_bytes=256 << 20)
+    run = EngineRun(runner, host_kv_bytes=256 << 20)
     # Of the lowest class, sharing their beginning, on lanes that are fewer.
     for number, prompt in enumerate(prompts):
         run.submit(submit(number, prompt, TOKENS, GREEDY, qos=3, exact=True))
@@ -78,7 +78,7 @@ def test_the_length_of_chunks_changes_no_token(
     expected: list[list[list[int]]],
     chunk_rate: float,
 ) -> None:
-    run = Run(runner, host_kv_bytes=0)
+    run = EngineRun(runner, host_kv_bytes=0)
     run.submit(submit(1, prompts[1][:20], 60))
     for _ in range(3):
         run.turn()
@@ -91,7 +91,7 @@ def test_the_length_of_chunks_changes_no_token(
 def test_a_session_goes_on_from_what_was_saved_as_from_a_replay(
     runner: ModelRunner, prompts: list[list[int]], expected: list[list[list[int]]]
 ) -> None:
-    run = Run(runner, host_kv_bytes=256 << 20)
+    run = EngineRun(runner, host_kv_bytes=256 << 20)
     run.submit(submit(1, prompts[0], TOKENS, SEEDED))
     run.finish()
     context = [*prompts[0], *run.ids[1], *prompts[1][-12:]]
