@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import unquote
 
 from bus.text.formats import FORMATS
 from bus.text.patterns import PatternRefused, translate
@@ -24,7 +23,6 @@ from bus.text.schema_limits import (
     DIALECTS,
     IGNORED,
     MAX_COUNT,
-    MAX_DEFINITIONS,
     MAX_DEPTH,
     MAX_NAME_PATTERNS,
     MAX_OPTIONAL,
@@ -38,6 +36,7 @@ from bus.text.schema_limits import (
 from bus.text.schema_names import check_name_patterns
 from bus.text.schema_numbers import count, literal, lower_bound, step, upper_bound
 from bus.text.schema_oneof import check_one_of
+from bus.text.schema_references import References, escaped
 from bus.text.schema_steps import check_steps
 
 Json = Any
@@ -58,35 +57,22 @@ def translate_schema(root: Json) -> Out:
 
 
 class _Translation:
-    """One schema on its way. Owns the definitions that `$ref` leads to."""
+    """One schema on its way."""
 
     def __init__(self, root: Json) -> None:
         self._root = root
-        self._alone = False
-        self._dialect = ""
-        self._names: dict[str, str] = {}
-        self._definitions: dict[str, Out] = {}
-        self._waiting: list[tuple[str, str, Json]] = []
-        self._anchors: dict[str, tuple[str, Json]] | None = None
+        self._dialect = _dialect_of(root)
+        self._alone = self._dialect in REF_ALONE
+        self._references = References(root, anchors=not self._alone)
 
     def run(self) -> Out:
-        root = self._root
-        if not isinstance(root, dict | bool):
-            raise SchemaRefused("", f"it should be a JSON object, not {_kind(root)}")
-        if isinstance(root, dict):
-            dialect = root.get("$schema")
-            if dialect is not None and _dialect(dialect) not in DIALECTS:
-                raise SchemaRefused(
-                    "#/$schema", "the dialect is not supported; use draft 2020-12, 2019-09, 7 or 6"
-                )
-            self._dialect = _dialect(dialect)
-            self._alone = self._dialect in REF_ALONE
-        made = self._schema(root, "#", 0, is_root=True)
-        while self._waiting:
-            name, where, node = self._waiting.pop()
-            self._definitions[name] = self._schema(node, where, 0, is_root=where == "#")
-        if self._definitions:
-            made = {"$defs": self._definitions, **made}
+        made = self._schema(self._root, "#", 0, is_root=True)
+        definitions: dict[str, Out] = {}
+        while (waiting := self._references.next_waiting()) is not None:
+            name, where, node = waiting
+            definitions[name] = self._schema(node, where, 0, is_root=where == "#")
+        if definitions:
+            made = {"$defs": definitions, **made}
         check_steps(made)
         check_one_of(made)
         return made
@@ -107,7 +93,7 @@ class _Translation:
             node = {key: value for key, value in node.items() if key not in ("$schema", "$id")}
         out: Out = {}
         for key, value in node.items():
-            self._keyword(key, value, node, f"{where}/{_escaped(key)}", depth, out)
+            self._keyword(key, value, node, f"{where}/{escaped(key)}", depth, out)
         return out
 
     def _keyword(
@@ -127,69 +113,12 @@ class _Translation:
             else:
                 out[name] = made
 
-    # --- references -----------------------------------------------------------------------
+    # --- any type -------------------------------------------------------------------------
 
     def _ref(self, value: Json, _node: Json, where: str, _depth: int) -> Out:
         if not isinstance(value, str):
             raise SchemaRefused(where, f"it should be text, not {_kind(value)}")
-        if not value.startswith("#"):
-            raise SchemaRefused(where, "it leads out of the schema; use #/$defs/NAME")
-        place, target = self._target(unquote(value[1:]), where)
-        if place not in self._names:
-            if len(self._names) == MAX_DEFINITIONS:
-                raise SchemaRefused(where, f"more than {MAX_DEFINITIONS} definitions are used")
-            self._names[place] = f"r{len(self._names)}"
-            self._waiting.append((self._names[place], place, target))
-        return {"$ref": f"#/$defs/{self._names[place]}"}
-
-    def _target(self, pointer: str, where: str) -> tuple[str, Json]:
-        if pointer and not pointer.startswith("/"):
-            if self._alone:
-                raise SchemaRefused(where, "drafts 6 and 7 have no $anchor; use #/definitions/NAME")
-            found = self._all_anchors().get(pointer)
-            if found is None:
-                raise SchemaRefused(where, f"there is no $anchor {pointer[:60]!r}")
-            return found
-        node: Json = self._root
-        parts = pointer.split("/")[1:]
-        for part in parts:
-            key = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(node, dict) and key in node:
-                node = node[key]
-            elif isinstance(node, list) and key.isdecimal() and int(key) < len(node):
-                node = node[int(key)]
-            else:
-                raise SchemaRefused(where, f"it leads to nothing: there is no {part[:60]!r}")
-            if isinstance(node, dict) and isinstance(node.get("$id"), str):
-                raise SchemaRefused(where, "it leads into a schema with an $id of its own")
-        return "#" + "".join(f"/{part}" for part in parts), node
-
-    def _all_anchors(self) -> dict[str, tuple[str, Json]]:
-        if self._anchors is None:
-            self._anchors = {}
-            self._collect_anchors(self._root, "#", 0)
-        return self._anchors
-
-    def _collect_anchors(self, node: Json, where: str, depth: int) -> None:
-        """Anchors of the whole text; one that only looks like one is refused when it is twofold."""
-        if depth > 2 * MAX_DEPTH:
-            raise SchemaRefused(where, f"it is nested more than {MAX_DEPTH} deep")
-        if isinstance(node, list):
-            for place, item in enumerate(node):
-                self._collect_anchors(item, f"{where}/{place}", depth + 1)
-        if not isinstance(node, dict):
-            return
-        anchor = node.get("$anchor")
-        if isinstance(anchor, str):
-            if anchor in (self._anchors or {}):
-                raise SchemaRefused(where, f"$anchor {anchor[:60]!r} is there twice")
-            if self._anchors is not None:
-                self._anchors[anchor] = (where, node)
-        for key, value in node.items():
-            if key not in ("const", "enum"):
-                self._collect_anchors(value, f"{where}/{_escaped(key)}", depth + 1)
-
-    # --- any type -------------------------------------------------------------------------
+        return {"$ref": f"#/$defs/{self._references.name(value, where)}"}
 
     def _type(self, value: Json, _node: Json, where: str, _depth: int) -> Out:
         names = value if isinstance(value, list) else [value]
@@ -264,7 +193,7 @@ class _Translation:
             )
         made = self._named(value, where, depth)
         patterns = {
-            _pattern(name, f"{where}/{_escaped(name)}"): schema for name, schema in made.items()
+            _pattern(name, f"{where}/{escaped(name)}"): schema for name, schema in made.items()
         }
         check_name_patterns(made.keys(), node, where)
         return {"patternProperties": patterns}
@@ -273,7 +202,7 @@ class _Translation:
         if not isinstance(value, dict):
             raise SchemaRefused(where, f"it should be an object, not {_kind(value)}")
         return {
-            name: self._schema(schema, f"{where}/{_escaped(name)}", depth + 1)
+            name: self._schema(schema, f"{where}/{escaped(name)}", depth + 1)
             for name, schema in value.items()
         }
 
@@ -373,9 +302,20 @@ _HANDLERS: Mapping[str, _Handler] = {
 }
 
 
-def _dialect(value: Json) -> str:
-    text = value if isinstance(value, str) else ""
-    return text.removeprefix("https://").removeprefix("http://").rstrip("#")
+def _dialect_of(root: Json) -> str:
+    """The `$schema` of a schema without scheme and end; empty where it has none."""
+    if not isinstance(root, dict | bool):
+        raise SchemaRefused("", f"it should be a JSON object, not {_kind(root)}")
+    named = None if isinstance(root, bool) else root.get("$schema")
+    if named is None:
+        return ""
+    text = named if isinstance(named, str) else ""
+    dialect = text.removeprefix("https://").removeprefix("http://").rstrip("#")
+    if dialect not in DIALECTS:
+        raise SchemaRefused(
+            "#/$schema", "the dialect is not supported; use draft 2020-12, 2019-09, 7 or 6"
+        )
+    return dialect
 
 
 def _pattern(value: str, where: str) -> str:
@@ -405,11 +345,6 @@ def _names(value: Json, where: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise SchemaRefused(where, "it should be a list of names")
     return list(dict.fromkeys(value))
-
-
-def _escaped(key: str) -> str:
-    """A key in a JSON pointer, cut, since it ends in messages."""
-    return key.replace("~", "~0").replace("/", "~1")
 
 
 def _kind(value: Json) -> str:
