@@ -5,12 +5,16 @@ Source: RFC 6901 for pointers; JSON Schema 2020-12 core, section 8.2, for anchor
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from urllib.parse import unquote
 
 from bus.text.schema_limits import MAX_DEFINITIONS, MAX_DEPTH, SchemaRefused
 
 Json = Any
+
+#: RFC 6901 has no leading zeros; a list of a schema is not longer than this.
+_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 class References:
@@ -66,7 +70,7 @@ class References:
             key = part.replace("~1", "/").replace("~0", "~")
             if isinstance(node, dict) and key in node:
                 node = node[key]
-            elif isinstance(node, list) and key.isdecimal() and int(key) < len(node):
+            elif isinstance(node, list) and _INDEX.fullmatch(key) and int(key) < len(node):
                 node = node[int(key)]
             else:
                 raise SchemaRefused(where, f"it leads to nothing: there is no {part[:60]!r}")

@@ -66,6 +66,8 @@ def translated(schema: Any) -> Any:
         ({"$ref": "#/$defs/none"}, "#/$ref", "there is no '$defs'"),
         ({"$ref": "#none"}, "#/$ref", "no $anchor 'none'"),
         ({"$ref": 1}, "#/$ref", "text, not a number"),
+        ({"allOf": [{}], "$ref": "#/allOf/" + "9" * 5000}, "#/$ref", "leads to nothing"),
+        ({"allOf": [{}], "$ref": "#/allOf/00"}, "#/$ref", "leads to nothing"),
         ({"$defs": {"a": {"foo": 1}}, "$ref": "#/$defs/a"}, "#/$defs/a/foo", "not known"),
         ({"$defs": {"a": {"$id": "x"}}, "$ref": "#/$defs/a"}, "#/$ref", "$id of its own"),
         ({"$schema": "http://json-schema.org/draft-04/schema#"}, "#/$schema", "dialect"),
