@@ -8,8 +8,8 @@ import zmq
 
 #: A part is 128 KiB and a frame little more; room for a later, larger part size.
 MAX_FRAME_BYTES = 300 * 1024
-#: Frames per peer inside libzmq. 64 x 300 KiB each way let 40 strangers grow a stalled reader to
-#: hundreds of MB; what we receive is read at once anyway.
+#: Frames per peer inside libzmq, on their way out, and in at a connecting DEALER. What we receive
+#: is read at once anyway.
 SEND_FRAMES = 64
 RECEIVE_FRAMES = 16
 SEND_BUFFER_BYTES = 512 * 1024
@@ -56,6 +56,10 @@ def reap_dead_connections(socket: zmq.Socket[bytes]) -> None:
 def configure_router(router: zmq.Socket[bytes]) -> None:
     """Options of a listening ROUTER. It binds only: one that connects keeps the first identity."""
     configure_link_socket(router)
+    # Without a limit, since libzmq 4.3.5 aborts the process (`!_io_error`) when a peer closes while
+    # its input waits for room and a ZMTP ping lies behind what waits: two packets of anybody's.
+    # `Strangers` bounds what a peer sends, by the bytes that the kernel counts. (libzmq issue 4841)
+    router.setsockopt(zmq.RCVHWM, 0)
     # Without it frames to a peer that left or is full vanish in silence.
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
     # A stranger that chose another peer's routing id is refused and does not take its place.

@@ -30,7 +30,7 @@ from bus.transport.routing_ids import RoutingIds, seed_routing_ids
 from bus.transport.strangers import Strangers
 
 #: Under a flood the queue never runs dry: an end is told this late, in seconds. A peer's last
-#: frames are at most 16, and have their turn with everybody's before that.
+#: frames are few, and have their turn with everybody's before that.
 ENDS_WITHIN_S = 1.0
 #: Strangers are read at most so often, in seconds: a turn for each of 1,000 bad Hellos a second
 #: costs twice what the Hellos do. Frames of links wait as long, but only while there are such.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from bus.transport.cutting import bytes_received, cut
 
-#: Some bytes are on their way to us: at most 16 frames of 300 KiB in libzmq, and the kernel's
-#: buffer before them. All beyond makes no frame.
+#: Some bytes are on their way to us: frames that wait in libzmq, no more than an honest peer's
+#: windows let it send, and the kernel's buffer before them. All beyond makes no frame.
 MAX_UNREAD_BYTES = 32 * 1024 * 1024
 #: ZMTP's own heartbeats are no frames; they take less than this.
 PING_BYTES_PER_S = 32

@@ -152,9 +152,9 @@ before = faults()
 turns(50)
 print(faults() - before)
 """
-    # A frame has 33 pages.
-    assert faults_of(script, "taken anew") > 200 * 16
+    # A frame has 33 pages, of which the system may map 16 at a fault or one.
     assert faults_of(script, "kept") < 200
+    assert faults_of(script, "taken anew") > 200 * 10
 
 
 def faults_of(script: str, argument: str) -> int:
