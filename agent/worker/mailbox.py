@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Protocol
 
-from agent.worker.refusal import shown
+from agent.worker.refusal import rejected
 from bus.errors import DecodeError, Invalid
 from bus.ids import U64_MAX, GenerationId
 from bus.log import EventLog
-from bus.messages.worker import WORKER, Rejected, Submit
+from bus.messages.worker import WORKER, Submit
 
 log = EventLog(__name__)
 
@@ -90,7 +90,5 @@ class Mailbox:
             return
         generation = begins[1]
         if type(generation) is int and 0 <= generation <= U64_MAX:
-            message = shown(f"the request can not be read: {error.message}; correct it")
-            self.post(
-                Rejected(generation=GenerationId(generation), code=Invalid.code, message=message)
-            )
+            fault = Invalid(f"the request can not be read: {error.message}; correct it")
+            self.post(rejected(GenerationId(generation), fault))

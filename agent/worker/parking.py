@@ -22,6 +22,7 @@ from agent.worker.lane_file import Found, Unusable, Wanted, find_lane, load_lane
 from agent.worker.lane_file import Restored as RestoredLane
 from agent.worker.lane_folder import forget, purge_lanes
 from agent.worker.prefix_cache import BLOCK_TOKENS
+from agent.worker.refusal import shown
 from agent.worker.reuse import Prefix
 from agent.worker.scheduler import Scheduler
 from agent.worker.spans import make_spans, usable
@@ -49,9 +50,6 @@ _NOT_SAVED = (
 _TOO_SHORT = f"fewer than {BLOCK_TOKENS} tokens can be used"
 _NO_ROOM = "host memory has no room for all of it"
 _OTHER_WAY = "the tokens in host memory were computed in another way"
-
-#: Of a text; a message takes 2,048 bytes, and a character is four at most.
-_MAX_TEXT = 500
 
 T = TypeVar("T")
 Reply = Parked | Restored
@@ -244,7 +242,7 @@ class Parking(Closing):
             session=request.session,
             tokens=tokens,
             exact_tokens=lane.exact_tokens,
-            problem=_short(lane.problem),
+            problem=shown(lane.problem),
         )
 
     def _held(self, request: Restore, wanted: Wanted) -> Restored:
@@ -304,16 +302,11 @@ def refuse(request: Request) -> Reply | None:
 
 
 def _not_parked(request: Park, error: SuperfluidError) -> Parked:
-    return Parked(session=request.session, code=error.code, message=_short(error.message))
+    return Parked(session=request.session, code=error.code, message=shown(error.message))
 
 
 def _problem(result: Found | Unusable | SuperfluidError) -> str:
     """Why a file brought nothing."""
     if isinstance(result, Found):
         return _TOO_SHORT
-    return _short(result.reason if isinstance(result, Unusable) else result.message)
-
-
-def _short(text: str) -> str:
-    """What fits a message whatever a path in it is."""
-    return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "..."
+    return shown(result.reason if isinstance(result, Unusable) else result.message)

@@ -5,10 +5,15 @@ from __future__ import annotations
 from bus.errors import SuperfluidError
 from bus.ids import GenerationId
 from bus.messages.parts import Finish, Usage
-from bus.messages.worker import EmbedFailed, OutputRun, Submit
+from bus.messages.worker import EmbedFailed, OutputRun, Rejected, Submit
 
 #: Characters of a message; an agent reads 2,048 bytes at most, and a character has up to four.
 _LONGEST = 500
+
+NON_FINITE_LOGITS = (
+    "the model gave logits that are no numbers; if it does so again, check the model folder with "
+    "`sfctl model ls` or import the model again"
+)
 
 
 def shown(text: str) -> str:
@@ -16,16 +21,33 @@ def shown(text: str) -> str:
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
 
 
-def refused_run(submit: Submit, error: SuperfluidError) -> OutputRun:
-    """The end of a generation that no node can serve with this model."""
-    finish = Finish(
-        reason="refused",
+def fault_finish(reason: str, error: SuperfluidError, usage: Usage) -> Finish:
+    """The end of a generation by a fault; `reason` is `error` or `refused`."""
+    return Finish(
+        reason=reason,
         error_code=error.code,
         message=shown(error.message),
         param=error.param or "",
-        usage=Usage(prompt_tokens=submit.prompt_tokens),
+        usage=usage,
     )
+
+
+def refused_run(submit: Submit, error: SuperfluidError) -> OutputRun:
+    """The end of a generation that no node can serve with this model."""
+    finish = fault_finish("refused", error, Usage(prompt_tokens=submit.prompt_tokens))
     return OutputRun(generation=submit.generation, first_index=0, finish=finish)
+
+
+def rejected(generation: GenerationId, error: SuperfluidError) -> Rejected:
+    """The answer to a submit that another node may take."""
+    return Rejected(
+        generation=generation,
+        code=error.code,
+        message=shown(error.message),
+        param=error.param or "",
+        length=error.details.get("length", 0),
+        max=error.details.get("max", 0),
+    )
 
 
 def embed_failed(job: GenerationId, error: SuperfluidError) -> EmbedFailed:

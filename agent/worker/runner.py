@@ -14,7 +14,7 @@ from agent.worker.engine import Engine
 from agent.worker.mailbox import SEND_RETRY_S, Mailbox, Pipe
 from agent.worker.output_buffer import OutputBuffer
 from agent.worker.parking import Parking, refuse
-from agent.worker.refusal import embed_failed, refused_run, shown
+from agent.worker.refusal import embed_failed, refused_run, rejected
 from bus.errors import Invalid, SuperfluidError
 from bus.log import EventLog
 from bus.messages.worker import (
@@ -28,7 +28,6 @@ from bus.messages.worker import (
     Pause,
     Ping,
     Pong,
-    Rejected,
     Restore,
     Resume,
     Stop,
@@ -172,16 +171,7 @@ class Worker:
 
     def _reject(self, submit: Submit, error: SuperfluidError) -> None:
         """Not here and now: another node may have the window or the room."""
-        self.post(
-            Rejected(
-                generation=submit.generation,
-                code=error.code,
-                message=shown(error.message),
-                param=error.param or "",
-                length=error.details.get("length", 0),
-                max=error.details.get("max", 0),
-            )
-        )
+        self.post(rejected(submit.generation, error))
 
     def _refuse(self, submit: Submit, error: SuperfluidError) -> None:
         """Nowhere: what the request asks for can not be done with this model."""

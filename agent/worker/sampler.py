@@ -31,15 +31,12 @@ from agent.worker.counter_random import (
 from agent.worker.cuts import Cuts
 from agent.worker.draw_state import DrawState
 from agent.worker.logprobs import record
+from agent.worker.refusal import NON_FINITE_LOGITS
 from bus.errors import Internal, Invalid, SuperfluidError
 from bus.messages.sampling import SamplingParams
 
 Logits = npt.NDArray[np.float32]
 
-NON_FINITE_LOGITS = (
-    "the model gave logits that are no numbers; if it does so again, check the model folder with "
-    "`sfctl model ls` or import the model again"
-)
 OUT_OF_RANGE = "penalties and logit bias took the logits out of range; use smaller ones"
 
 #: Scaled logits from here on are looked at first; the best has 0.

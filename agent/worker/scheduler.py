@@ -19,6 +19,7 @@ from collections.abc import Sequence as SequenceOf
 
 from agent.worker.admission import Admission
 from agent.worker.lanes import Lanes, lane_of
+from agent.worker.refusal import NON_FINITE_LOGITS
 from agent.worker.reuse import Reuse
 from agent.worker.sequence import Sequence, make_sequence
 from agent.worker.submit_check import check_submit
@@ -44,10 +45,6 @@ from bus.messages.worker import Submit
 #: Submits that may wait beside one for each lane. Queueing is the head's; this bridges a turn, and
 #: lets requests that share a prefix wait for it here.
 EXTRA_WAITING = 32
-NON_FINITE_LOGITS = (
-    "the model gave logits that are no numbers; if it does so again, check the model folder with "
-    "`sfctl model ls` or import the model again"
-)
 
 
 class Scheduler:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from agent.worker.refusal import shown
+from agent.worker.refusal import fault_finish
 from agent.worker.spans import Spans, make_spans
 from bus.errors import SuperfluidError
 from bus.ids import GenerationId, unpack_ids
@@ -147,13 +147,7 @@ class Sequence:
 
     def error(self, error: SuperfluidError) -> Finish:
         """The end of this generation by a fault."""
-        return Finish(
-            reason="error",
-            error_code=error.code,
-            message=shown(error.message),
-            param=error.param or "",
-            usage=self._usage(),
-        )
+        return fault_finish("error", error, self._usage())
 
     def _usage(self) -> Usage:
         return Usage(
