@@ -5,7 +5,6 @@ It runs on CPU, whatever the machine has: a folder has the float32 graph only.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,6 +15,8 @@ from agent.models.onnx_runtime import onnxruntime
 from agent.models.sentence_vectors import check_vectors, hidden_states, pool
 from agent.worker.embed_queue import EmbedQueue, Piece
 from agent.worker.numerics import encoder_numerics_id
+from agent.worker.provider import CPU_PROVIDER
+from agent.worker.sessions import SessionOptions, open_session, usable_processors
 from bus.errors import Internal, ModelIncomplete
 
 DEVICE = "cpu"
@@ -36,7 +37,7 @@ class Encoder:
         self.folder = folder
         self.figures = _figures(folder)
         self.numerics = encoder_numerics_id(folder)
-        self._session = _open_session(folder, threads or len(os.sched_getaffinity(0)))
+        self._session = _open_session(folder, threads or usable_processors())
 
     @property
     def window(self) -> int:
@@ -88,15 +89,8 @@ def _figures(folder: ModelFolder) -> EncoderFigures:
 
 
 def _open_session(folder: ModelFolder, threads: int) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
-        return onnxruntime.InferenceSession(
-            str(folder.graph), options, providers=["CPUExecutionProvider"]
-        )
+        return open_session(folder.graph, [CPU_PROVIDER], SessionOptions(threads=threads))
     except Exception as error:  # its errors share no narrower base
         raise ModelIncomplete(
             f"model {folder.name} can not be loaded: {error}; make it again with "

@@ -8,7 +8,6 @@ what else runs on the machine (`spinning`).
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -31,7 +30,7 @@ from agent.worker.kv_cache import (
 from agent.worker.numerics import numerics_id
 from agent.worker.prepacked import open_prepacked
 from agent.worker.provider import Target, check_provider, choose_target, preload_cuda
-from agent.worker.sessions import SessionOptions, open_session
+from agent.worker.sessions import SessionOptions, open_session, usable_processors
 from agent.worker.spinning import SpinPolicy
 from bus.errors import Internal, ModelIncomplete, StartError
 from bus.log import EventLog
@@ -222,11 +221,6 @@ class ModelRunner:
             wall_s = time.perf_counter() - wall
             self._policy.note(wall_s, time.process_time() - cpu)
             self.run_s += wall_s
-
-
-def usable_processors() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 class _Opener:
