@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from agent.worker.kv_cache import LaneLayout, SavedLane
 from agent.worker.lane_folder import UnreadableError, lane_path, open_lane, replace_lane, touch
-from agent.worker.spans import Spans, make_spans, usable
+from agent.worker.spans import Spans, common_tokens, make_spans, usable
 from bus.codec import Codec
 from bus.context import context_digest
 from bus.errors import DecodeError, Internal, StorageFull
@@ -326,7 +326,9 @@ def _fit(path: Path, start: bytes, header: LaneHeader, wanted: Wanted) -> Found 
         reason = f"the lane has {header.tokens} tokens, this worker's at most {wanted.max_tokens}"
         return Unusable("too_long", reason)
     spans = make_spans(header.segments, header.tokens)
-    common = _common_tokens(unpack_ids(header.ids), wanted.ids)
+    # The last of the context is left to compute.
+    limit = max(0, min(header.tokens, len(wanted.ids) - 1))
+    common = common_tokens(unpack_ids(header.ids), wanted.ids, limit)
     tokens = usable(wanted.spans, spans, common, exact=False)
     if not tokens:
         return Unusable("other_text", "the lane's tokens are not those of the session now")
@@ -337,15 +339,6 @@ def _fit(path: Path, start: bytes, header: LaneHeader, wanted: Wanted) -> Found 
     exact = min(tokens, usable(wanted.spans, spans, known, exact=True))
     problem = "the lane's tokens were computed by chunk and step in another way"
     return Found(path, header, tokens, exact, "" if exact == tokens else problem, start)
-
-
-def _common_tokens(parked: array[int], ids: array[int]) -> int:
-    """Leading tokens that both have; the last of `ids` is left to compute."""
-    limit = min(len(parked), len(ids) - 1)
-    if limit < 1:
-        return 0
-    differing = np.flatnonzero(np.asarray(parked[:limit]) != np.asarray(ids[:limit]))
-    return int(differing[0]) if len(differing) else limit
 
 
 def _read_payload(file: BufferedReader, header: LaneHeader, tokens: int) -> SavedLane:

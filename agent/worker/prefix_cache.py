@@ -31,8 +31,10 @@ MIN_SHARED_TOKENS = 256
 HASH_BYTES = 16
 #: Digests that are told of the prefixes held; the head takes 4096 at most.
 MAX_DIGESTS = 512
+#: At least so many tokens of a prompt are computed: the next token needs logits, and a chunk of
+#: one would round like a step.
+LEFT_TO_COMPUTE = 2
 
-_LEFT_TO_COMPUTE = 2
 _DIGEST_EVERY = MIN_SHARED_TOKENS // BLOCK_TOKENS
 
 
@@ -82,12 +84,8 @@ def prefix_hashes(seed: bytes, ids: array[int], start: Sequence[bytes] = ()) -> 
 
 
 def reusable_blocks(prompt_tokens: int) -> int:
-    """How many leading blocks of a prompt may be taken over.
-
-    At least two tokens are left: the next token needs logits, and a chunk of one would round like
-    a step.
-    """
-    return max(0, prompt_tokens - _LEFT_TO_COMPUTE) // BLOCK_TOKENS
+    """How many leading blocks of a prompt may be taken over."""
+    return max(0, prompt_tokens - LEFT_TO_COMPUTE) // BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

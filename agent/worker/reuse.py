@@ -19,6 +19,7 @@ from typing import Protocol
 
 from agent.worker.prefix_cache import (
     BLOCK_TOKENS,
+    LEFT_TO_COMPUTE,
     MIN_SHARED_TOKENS,
     Added,
     Match,
@@ -27,13 +28,10 @@ from agent.worker.prefix_cache import (
     reusable_blocks,
 )
 from agent.worker.sequence import Sequence
-from agent.worker.spans import Spans, tokens_by_chunk, usable
+from agent.worker.spans import Spans, common_tokens, tokens_by_chunk, usable
 from agent.worker.work import DropSaved, LaneOp, SaveLane, TakeRestored
 from bus.errors import Internal
 
-#: At least so many tokens of a prompt are computed: the next token needs logits, and a chunk of
-#: one would round like a step.
-LEFT_TO_COMPUTE = 2
 #: An ended lane is saved when what no other saved one has costs as much as so many tokens by
 #: chunk, and as an eighth of it. A token by step costs more, at least by so much.
 NEWS_TOKENS = BLOCK_TOKENS
@@ -305,17 +303,3 @@ def _shared(sequence: Sequence, holder: Holder, known: int, grid: bool) -> tuple
     if sequence.exact:
         return exactly, exactly
     return usable(sequence.spans, holder.spans, common, exact=False, grid=grid), exactly
-
-
-def common_tokens(one: array[int], other: array[int], limit: int) -> int:
-    """How many of their first `limit` tokens two lists have in common."""
-    if one[:limit] == other[:limit]:
-        return limit
-    low, high = 0, limit
-    while high - low > 1:
-        middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low

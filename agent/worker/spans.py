@@ -1,7 +1,12 @@
-"""How the tokens of a context were or must be computed: stretches by chunk and by step."""
+"""How the tokens of a context were or must be computed: stretches by chunk and by step.
+
+And so how many leading tokens of one context may stand for those of another: as many as both have
+in common, and as were computed as they must be.
+"""
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 from agent.worker.chunk_grid import is_odd_end, next_end
@@ -43,6 +48,20 @@ def make_spans(segments: tuple[Segment, ...], tokens: int) -> Spans:
 def tokens_by_chunk(spans: Spans, computed: int) -> int:
     """How many of the first `computed` tokens went by chunk before the first that did not."""
     return min(computed, spans[0].stop) if spans and not spans[0].by_step else 0
+
+
+def common_tokens(one: array[int], other: array[int], limit: int) -> int:
+    """How many of their first `limit` tokens two lists have in common."""
+    if one[:limit] == other[:limit]:
+        return limit
+    low, high = 0, limit
+    while high - low > 1:
+        middle = (low + high) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def usable(wanted: Spans, found: Spans, tokens: int, *, exact: bool, grid: bool = False) -> int:
