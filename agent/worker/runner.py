@@ -1,9 +1,7 @@
-"""The worker process's loop: messages in, turns of the engine, tokens out.
+"""The loop of a worker process whose model is a decoder: contexts in, tokens out.
 
-Between any two turns the pipe is emptied, so a cancel waits for no more than a chunk or a step.
-With nothing to run it blocks on the pipe. Messages leave in the order they were made; when the
-agent does not take them, the loop waits with its turns too, so nothing grows without a bound and
-nothing is dropped. While it works the agent hears its counters each second, tokens or not.
+A unit of its work is a turn of the engine: a chunk or a step. With nothing to run it still looks
+now and then whether a grammar is built or a file of a session read.
 """
 
 from __future__ import annotations
@@ -11,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agent.worker.engine import Engine
-from agent.worker.mailbox import SEND_RETRY_S, Mailbox, Pipe
+from agent.worker.loop import REPORT_S, WorkerLoop
+from agent.worker.mailbox import Pipe
 from agent.worker.output_buffer import OutputBuffer
 from agent.worker.parking import Parking, refuse
-from agent.worker.refusal import embed_failed, refused_run, rejected
+from agent.worker.refusal import embed_failed, rejected
 from bus.errors import Invalid, SuperfluidError
 from bus.log import EventLog
 from bus.messages.worker import (
-    UNASKED,
     Accepted,
     Cancel,
     Embed,
@@ -30,22 +28,20 @@ from bus.messages.worker import (
     Pong,
     Restore,
     Resume,
-    Stop,
     Submit,
+    WorkerStats,
 )
 
 log = EventLog(__name__)
 
 #: How often to see whether a grammar is built or a file read, when there is nothing else to do.
 POLL_S = 0.005
-#: While there is work, the agent is told of progress at least this often, between two turns.
-REPORT_S = 1.0
 NO_FILES = "this model takes no files; leave blobs out, or choose a model that does"
 #: Faults of these, and those without a parameter, may be none on another node.
 _OF_THE_CONTEXT = frozenset({None, "", "prompt", "prompt_tokens", "segments"})
 
 
-class Worker:
+class Worker(WorkerLoop):
     """Drives an engine for an agent.
 
     Args:
@@ -62,28 +58,17 @@ class Worker:
         clock: Callable[[], float],
         parking: Parking | None = None,
     ) -> None:
-        self._mailbox = Mailbox(pipe)
+        super().__init__(pipe, clock)
         self._engine = engine
-        self._clock = clock
         self._parking = parking
         self._buffer = OutputBuffer()
-        self._stopped = False
-        #: When the agent is to be told the counters if there is work.
-        self._report_at = 0.0
 
-    def run(self) -> None:
-        """Work until the agent says stop."""
-        while not self._stopped:
-            self._receive(self._wait_s())
-            self._mailbox.send()
-            if not self._mailbox.is_full:
-                self._report()
-                self._turn()
-                self._flush()
+    @property
+    def idle(self) -> bool:
+        return self._engine.idle
 
-    def post(self, message: object) -> None:
-        """Send a message, or keep it until the pipe takes it."""
-        self._mailbox.post(message)
+    def stats(self) -> WorkerStats:
+        return self._engine.stats()
 
     def _turn(self) -> None:
         emissions = self._engine.turn(self._clock())
@@ -92,27 +77,16 @@ class Worker:
             self._buffer.add(emission, now)
         for reply in self._parking.poll() if self._parking else ():
             self.post(reply)
+        self._flush()
 
     def _flush(self) -> None:
         due = self._buffer.due_at(self._engine.step_s)
         if due is not None and self._clock() >= due:
             self._report_at = self._clock() + REPORT_S
-            self.post(Output(runs=self._buffer.take(), stats=self._engine.stats()))
-
-    def _report(self) -> None:
-        """Tell that work begins, and then each second what has become of it."""
-        now = self._clock()
-        if self._engine.idle:
-            self._report_at = now
-        elif now >= self._report_at:
-            self._report_at = now + REPORT_S
-            self.post(Pong(nonce=UNASKED, stats=self._engine.stats()))
+            self.post(Output(runs=self._buffer.take(), stats=self.stats()))
 
     def _wait_s(self) -> float | None:
-        """How long the pipe may be waited on; None is for ever."""
-        if self._mailbox.is_full:
-            return SEND_RETRY_S
-        if not self._engine.idle:
+        if not self.idle:
             return 0.0
         due = self._buffer.due_at(self._engine.step_s)
         now = self._clock()
@@ -120,12 +94,6 @@ class Worker:
         poll = now + POLL_S if beside else None
         times = [at for at in (due, self._engine.next_deadline(), poll) if at is not None]
         return max(0.0, min(times) - now) if times else None
-
-    def _receive(self, wait_s: float | None) -> None:
-        for message in self._mailbox.receive(wait_s):
-            self._handle(message)
-            if self._stopped:
-                return
 
     def _handle(self, message: object) -> None:
         match message:
@@ -142,10 +110,8 @@ class Worker:
             case Park() | Restore() | Forget():
                 self._park(message)
             case Ping():
-                stats, prefixes = self._engine.stats(), self._engine.prefix_digests()
+                stats, prefixes = self.stats(), self._engine.prefix_digests()
                 self.post(Pong(nonce=message.nonce, stats=stats, prefixes=prefixes))
-            case Stop():
-                self._stopped = True
             case _:
                 log.error("message_unexpected", kind=type(message).__name__)
 
@@ -172,12 +138,6 @@ class Worker:
     def _reject(self, submit: Submit, error: SuperfluidError) -> None:
         """Not here and now: another node may have the window or the room."""
         self.post(rejected(submit.generation, error))
-
-    def _refuse(self, submit: Submit, error: SuperfluidError) -> None:
-        """Nowhere: what the request asks for can not be done with this model."""
-        self.post(Accepted(generation=submit.generation))
-        run = refused_run(submit, error)
-        self.post(Output(runs=(run,), stats=self._engine.stats()))
 
     def _refuse_embed(self, embed: Embed) -> None:
         error = Invalid(

@@ -8,8 +8,9 @@ from itertools import pairwise
 import pytest
 
 from agent.worker.engine import Engine
+from agent.worker.loop import REPORT_S
 from agent.worker.model_runner import ModelRunner
-from agent.worker.runner import REPORT_S, Worker
+from agent.worker.runner import Worker
 from bus.errors import Internal
 from bus.ids import GenerationId, pack_ids
 from bus.messages.sampling import SamplingParams
