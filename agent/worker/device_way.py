@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.models.onnx_runtime import onnxruntime
+from agent.worker.bindings import bind_lanes, past_inputs, run_bound
 from agent.worker.device_memory import DeviceMemory
 from agent.worker.filled_lanes import FilledLanes
 from agent.worker.host_way import Logits
@@ -163,7 +164,7 @@ class _Rows:
         self._slab = slab
         self._vocab = vocab
         self._device = memory.device
-        self._past = [i.name for i in session.get_inputs() if i.name.startswith("past.")]
+        self._past = past_inputs(session)
         self._places_at, self._lengths_at = 8 * tokens, 8 * (tokens + rows)
         self._inputs = memory.buffer(self._lengths_at + 4 * rows)
         host = self._inputs.host
@@ -192,21 +193,13 @@ class _Rows:
         binding.bind_output(
             "logits", self._device, 0, np.float32, [rows, self._vocab], self._outputs.address
         )
-        kv = self._slab.lane
-        shape = [rows, kv.kv_heads, kv.max_len, kv.head_dim]
-        for part, past in enumerate(self._past):
-            place = (self._device, 0, kv.dtype.type, shape, self._slab.address(part, lane))
-            binding.bind_input(past, *place)
-            binding.bind_output(past.replace("past.", "present.", 1), *place)
+        bind_lanes(binding, self._past, self._slab, lane, rows)
         return binding
 
     def run(self, binding: Any, options: Any, rows: int) -> Logits:
         """Run a binding; logits of its first `rows` rows, valid until the next run."""
         self._inputs.push()
-        try:
-            self._session.run_with_iobinding(binding, options)
-        except Exception as error:  # its errors share no narrower base
-            raise Internal(f"ONNX Runtime failed in a run: {error}") from error
+        run_bound(self._session, binding, options)
         self._outputs.pull(4 * rows * self._vocab)
         return self._logits[:rows]
 

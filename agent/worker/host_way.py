@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.models.onnx_runtime import onnxruntime
+from agent.worker.bindings import bind_lanes, past_inputs, run_bound
 from agent.worker.kv_cache import KvSlab
 from agent.worker.turns import MAX_CHUNK_TOKENS
-from bus.errors import Internal
 
 Logits = npt.NDArray[np.float32]
 
@@ -60,7 +60,7 @@ class _Binding:
         self._binding = session.io_binding()
         self._vocab = vocab
         self._bound: tuple[int, int, int] | None = None
-        self._past = [i.name for i in session.get_inputs() if i.name.startswith("past.")]
+        self._past = past_inputs(session)
         # Flat, since [batch, length] of fewer rows or tokens must be dense at its start.
         self._flat_ids = np.zeros(batch * length, np.int64)
         self.ids = self._flat_ids.reshape(batch, length)
@@ -76,7 +76,7 @@ class _Binding:
         if shape == self._bound:
             return
         if self._bound is None or self._bound[:2] != shape[:2]:
-            self._bind_slab(lane, batch)
+            bind_lanes(self._binding, self._past, self._slab, lane, batch)
             self._binding.bind_output(
                 "logits", "cpu", 0, np.float32, [batch, self._vocab], self._logits.ctypes.data
             )
@@ -95,10 +95,7 @@ class _Binding:
         self._lengths[:batch] = lengths
         self._lengths[:batch] -= 1
         self._longest[...] = max(lengths)
-        try:
-            self._session.run_with_iobinding(self._binding)
-        except Exception as error:  # its errors share no narrower base
-            raise Internal(f"ONNX Runtime failed in a run: {error}") from error
+        run_bound(self._session, self._binding)
         return self._logits[:batch]
 
     def _bind_inputs(self) -> None:
@@ -106,11 +103,3 @@ class _Binding:
             self._binding.bind_input(
                 name, "cpu", 0, array.dtype, list(array.shape), array.ctypes.data
             )
-
-    def _bind_slab(self, lane: int, batch: int) -> None:
-        slab, kv = self._slab, self._slab.lane
-        shape = [batch, kv.kv_heads, kv.max_len, kv.head_dim]
-        for part, past in enumerate(self._past):
-            place = ("cpu", 0, kv.dtype.type, shape, slab.address(part, lane))
-            self._binding.bind_input(past, *place)
-            self._binding.bind_output(past.replace("past.", "present.", 1), *place)
