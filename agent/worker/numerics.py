@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 
 from agent.models.folder import ModelFolder
@@ -14,7 +15,7 @@ from bus.ids import NumericsId
 
 #: Of a lane; part of the id, since attention sums in the order that a layout gives.
 _LAYOUT = "lanes,kv_heads,tokens,head_dim"
-_ID_BYTES = 16
+_ID_DIGITS = 32
 
 
 def numerics_id(folder: ModelFolder, target: Target, lane: LaneShape) -> NumericsId:
@@ -28,23 +29,23 @@ def numerics_id(folder: ModelFolder, target: Target, lane: LaneShape) -> Numeric
         f"accuracy {sorted(folder.numerics.items())}",
         f"kv {lane.dtype.name} {_LAYOUT}",
     ]
-    return _id_of(facts)
+    return NumericsId(hash_of(facts))
 
 
 def encoder_numerics_id(folder: ModelFolder) -> NumericsId:
     """The same of an encoder's vectors, which are made on CPU."""
-    return _id_of(
-        [
-            f"files {folder.digest}",
-            f"onnxruntime {onnxruntime.__version__}",
-            f"graph {folder.graph.name}",
-            f"hardware {cpu_facts()}",
-        ]
-    )
+    facts = [
+        f"files {folder.digest}",
+        f"onnxruntime {onnxruntime.__version__}",
+        f"graph {folder.graph.name}",
+        f"hardware {cpu_facts()}",
+    ]
+    return NumericsId(hash_of(facts))
 
 
-def _id_of(facts: list[str]) -> NumericsId:
-    return NumericsId(hashlib.sha256("\n".join(facts).encode()).digest()[:_ID_BYTES].hex())
+def hash_of(facts: Sequence[str]) -> str:
+    """A name for what is decided by facts, 32 hex digits."""
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:_ID_DIGITS]
 
 
 def _gpu(target: Target) -> str:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -28,7 +27,7 @@ from typing import Any
 
 from agent.models.folder import ModelFolder, file_sha256
 from agent.models.onnx_runtime import onnxruntime
-from agent.worker.numerics import cpu_facts
+from agent.worker.numerics import cpu_facts, hash_of
 from bus.errors import Internal
 from bus.log import EventLog
 
@@ -112,7 +111,7 @@ def prepacked_key(folder: ModelFolder, graph: Path, provider: str) -> str:
         f"provider {provider}",
         f"processor {cpu_facts()}",
     ]
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
+    return hash_of(facts)
 
 
 def describe_file(path: Path) -> dict[str, Any]:
