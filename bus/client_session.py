@@ -19,22 +19,9 @@ from typing import Any
 
 from bus.client_events import ClientEvent, Ended, Failed, error_of, read_event
 from bus.client_request import pack_request
-from bus.errors import (
-    Invalid,
-    NoHead,
-    SuperfluidError,
-    TimedOut,
-    WireError,
-)
+from bus.errors import Invalid, NoHead, SuperfluidError, TimedOut, WireError
 from bus.ids import RequestId
-from bus.messages.api import (
-    DEFAULT_CREDIT,
-    MARK,
-    MAX_CREDIT,
-    PlacedEvent,
-    TokenEvent,
-    decode_body,
-)
+from bus.messages.api import DEFAULT_CREDIT, MARK, MAX_CREDIT, PlacedEvent, TokenEvent, decode_body
 
 ID_BYTES = 8
 #: Ids of `more`, `cancel` and `ping`: a refusal of those is no event of any request.

@@ -37,13 +37,7 @@ from bus.link import (
     Refusal,
     goodbye_text,
 )
-from bus.messages.link import (
-    LINK,
-    Goodbye,
-    HeadConfirm,
-    Heartbeat,
-    NodeConfirm,
-)
+from bus.messages.link import LINK, Goodbye, HeadConfirm, Heartbeat, NodeConfirm
 from bus.outbox import Outbox
 from bus.sealed_link import SealedLink
 from bus.self_suspicion import SelfSuspicion

@@ -30,13 +30,7 @@ from bus.messages.link import (
     SessionAssign,
     SessionRevoke,
 )
-from bus.messages.parts import (
-    BlobRef,
-    Finish,
-    GenerationView,
-    SessionView,
-    TokenRun,
-)
+from bus.messages.parts import BlobRef, Finish, GenerationView, SessionView, TokenRun
 from bus.messages.sampling import SamplingParams
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bus.errors import Invalid, SuperfluidError
-from bus.ids import PackedIds, pack_ids
+from bus.ids import PackedIds, count_ids, pack_ids
 from bus.messages.text import CheckConstraint, Described, Encoded
 from head.answers import Answer
 from head.effects import ClientKey
@@ -73,7 +73,7 @@ class Admission:
             return
         if not self.answer.ended:
             self.answer.prompt = ids
-            self.answer.prompt_tokens = len(ids) // 4
+            self.answer.prompt_tokens = count_ids(ids)
         self._check(known, now)
 
     def _check(self, known: object, now: float) -> None:

@@ -8,7 +8,7 @@ import msgpack
 
 from bus.api_maps import to_map
 from bus.errors import Invalid, NotFound, RateLimited, SuperfluidError
-from bus.ids import PackedIds, RequestId, SessionId
+from bus.ids import PackedIds, RequestId, SessionId, count_ids
 from head.answers import ENDED, Answer, Subscription
 from head.effects import ClientKey
 from head.outbox import Outbox
@@ -155,7 +155,7 @@ class AnswerBook:
         answer.finish = finish
         answer.error = error
         answer.ended_s = now
-        answer.prompt_tokens = answer.prompt_tokens or len(answer.prompt) // 4
+        answer.prompt_tokens = answer.prompt_tokens or count_ids(answer.prompt)
         if answer.stored:
             self._outbox.persist(
                 PutFinish(

@@ -6,16 +6,16 @@ import json
 from pathlib import Path
 
 from bus.errors import Invalid
+from bus.text.model_files import RECORD
 
 DECODER = "decoder"
 ENCODER = "encoder"
-_RECORD = "superfluid.json"
 
 
 def folder_kind(folder: Path) -> str:
     """What a model folder's record says: `decoder` or `encoder`; without a record, decoder."""
     try:
-        record = json.loads((folder / _RECORD).read_text("utf-8"))
+        record = json.loads((folder / RECORD).read_text("utf-8"))
     except (OSError, ValueError):
         return DECODER
     found = record.get("kind", DECODER) if isinstance(record, dict) else DECODER

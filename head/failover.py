@@ -20,12 +20,7 @@ from bus.errors import (
     SuperfluidError,
 )
 from bus.ids import Epoch, ModelName, NodeIdentity, SessionId, WorkerIncarnation
-from bus.messages.link import (
-    Declined,
-    Lost,
-    NeedFull,
-    Refused,
-)
+from bus.messages.link import Declined, Lost, NeedFull, Refused
 from bus.messages.parts import Finish
 from bus.timers import Timers
 from bus.transfer import HASH_MISMATCH

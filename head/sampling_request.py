@@ -2,7 +2,7 @@
 
 What needs no tokenizer is checked here at once; ids are held against the vocabulary when the
 model's tokenizer is known, and a constraint is compiled once in a text process (both in
-head/answer_operations.py). Every error names the parameter, and the id where there is one.
+head/admission.py). Every error names the parameter, and the id where there is one.
 """
 
 from __future__ import annotations

@@ -15,14 +15,13 @@ from typing import Annotated, Any
 from bus.errors import Invalid
 from bus.fields import Range
 from bus.ids import SessionId
-from bus.messages.api import QOS_CLASSES, SessionIdField
+from bus.messages.api import QOS_NAMES, SessionIdField
 from head.answers import Answer
 from head.book import AnswerBook
 from head.sessions import Session
 
 MAX_PAGE = 1000
 _NAME = re.compile(r"s-([0-9a-f]{1,16})-[0-9a-f]+")
-_QOS_NAMES = {number: name for name, number in QOS_CLASSES.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +83,7 @@ def _row(each: Session | Answer, owner: str, book: AnswerBook, now: float) -> di
     return {
         "session": _name(each),
         "model": each.model,
-        "qos": _QOS_NAMES[each.qos],
+        "qos": QOS_NAMES[each.qos],
         "turns": isinstance(each, Session),
         "state": state,
         "finish": answer.finish if answer is not None else "",

@@ -9,6 +9,7 @@ from bus.errors import Invalid, NotFound, SuperfluidError
 from bus.ids import PackedIds, pack_ids, unpack_ids
 from bus.messages.api import (
     QOS_CLASSES,
+    QOS_NAMES,
     SessionAppendRequest,
     SessionCreateRequest,
     SessionGenerateRequest,
@@ -21,9 +22,6 @@ from head.answers import Answer
 from head.operation import ApiRequest, Core
 from head.session_listing import SessionListRequest, session_page
 from head.sessions import Session
-
-#: The names of QoS classes, by number.
-QOS_NAMES = {number: name for name, number in QOS_CLASSES.items()}
 
 
 class SessionOperations:

@@ -16,7 +16,7 @@ from bus.api_maps import from_map
 from bus.errors import DecodeError, Invalid, SuperfluidError
 from bus.fields import MaxBytes, MaxItems, OneOf, Range
 from bus.ids import ModelName, RequestId, SessionId
-from bus.messages.parts import U32, Fraction
+from bus.messages.parts import U32, Fraction, Position
 from bus.messages.sampling import (
     MAX_BIASES,
     MAX_STOP_IDS,
@@ -46,6 +46,7 @@ MAX_REQUEST_BLOBS = 64
 
 #: QoS classes by name; lower goes first.
 QOS_CLASSES = {"interactive": 0, "completion": 1, "agent": 2, "background": 3}
+QOS_NAMES = {number: name for name, number in QOS_CLASSES.items()}
 
 Qos = Annotated[str, OneOf(frozenset(QOS_CLASSES))]
 Text = Annotated[str, MaxBytes(MAX_BODY_BYTES)]
@@ -197,8 +198,8 @@ class PutBlobRequest:
     """A part of a file: the bytes at `offset`, in the one frame after the body."""
 
     sha256: Sha256
-    length: Annotated[int, Range(0, 2**40)]
-    offset: Annotated[int, Range(0, 2**40)] = 0
+    length: Position
+    offset: Position = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from bus.codec import DROPPABLE, Codec
-from bus.fields import MaxBytes, MaxItems, OneLine, OneOf, Range
+from bus.fields import MaxBytes, MaxItems, OneLine, OneOf
 from bus.ids import (
     CommandId,
     Epoch,
@@ -31,6 +31,7 @@ from bus.messages.parts import (
     LeaseRef,
     ModelStatus,
     Name,
+    Position,
     ProcessInfo,
     Segment,
     SessionView,
@@ -306,7 +307,6 @@ class Refused:
 # --- priority 2: commands of a node ---------------------------------------------------------------
 
 Model = Annotated[ModelName, MaxBytes(256), OneLine()]
-Bytes = Annotated[int, Range(0, 2**63 - 1)]
 
 
 @LINK.message(tag=22, priority=2)
@@ -347,8 +347,8 @@ class ModelAnswer:
     model: Model
     code: Name = ""
     message: Annotated[str, MaxBytes(2048), OneLine()] = ""
-    needed_bytes: Bytes = 0
-    free_bytes: Bytes = 0
+    needed_bytes: U63 = 0
+    free_bytes: U63 = 0
     loaded: Annotated[tuple[Model, ...], MaxItems(256)] = ()
 
 
@@ -365,7 +365,7 @@ class NodeStatus:
 
 # --- priority 4: bulk ---------------------------------------------------------------------------
 
-TransferId = Annotated[int, Range(0, 2**63 - 1)]
+TransferId = U63
 #: What a transfer carries.
 BLOB_KINDS = frozenset({"request", "model", "kv"})
 
@@ -384,7 +384,7 @@ class XferBegin:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XferChunk:
     transfer: TransferId
-    offset: Annotated[int, Range(0, 2**40)]
+    offset: Position
     data: Annotated[bytes, MaxBytes(128 * 1024)]
 
 
@@ -411,8 +411,8 @@ class XferCredit:
     """The receiver takes bytes from `offset` up to `limit`; the first one says where to start."""
 
     transfer: TransferId
-    offset: Annotated[int, Range(0, 2**40)]
-    limit: Annotated[int, Range(0, 2**40)]
+    offset: Position
+    limit: Position
 
 
 @LINK.message(tag=37, priority=1)

@@ -23,6 +23,8 @@ U8 = Annotated[int, Range(0, 255)]
 U32 = Annotated[int, Range(0, 2**32 - 1)]
 #: Numbers of peers that the head stores; SQLite's integers are signed.
 U63 = Annotated[int, Range(0, 2**63 - 1)]
+#: A place in a file or among the events of a generation; also how long one is.
+Position = Annotated[int, Range(0, 2**40)]
 Name = Annotated[str, MaxBytes(128), OneLine()]
 Fraction = Annotated[float, Range(0.0, 1.0)]
 
@@ -153,7 +155,7 @@ class TokenRun:
     session: SessionId
     epoch: Epoch
     generation: GenerationId
-    first_seq: Annotated[int, Range(0, 2**40)]
+    first_seq: Position
     ids: PackedIds = PackedIds(b"")
     finish: Finish | None = None
     logprobs: bytes = b""
@@ -172,7 +174,7 @@ class GenerationView:
     """A generation as the head knows it: all events below `committed` are durable there."""
 
     generation: GenerationId
-    committed: Annotated[int, Range(0, 2**40)] = 0
+    committed: Position = 0
     #: Its finish is durable too; the node keeps nothing of it.
     finished: bool = False
 
@@ -193,7 +195,7 @@ class ResendView:
     """A generation that the node has; what follows `first_seq` comes right after."""
 
     generation: GenerationId
-    first_seq: Annotated[int, Range(0, 2**40)]
+    first_seq: Position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,4 +214,4 @@ class BlobRef:
     """A file by its SHA-256, with its length in bytes."""
 
     sha256: Annotated[bytes, MaxBytes(32)]
-    length: Annotated[int, Range(0, 2**40)]
+    length: Position

@@ -15,13 +15,7 @@ from typing import Annotated
 from bus.codec import Codec
 from bus.fields import MaxBytes, MaxItems, OneOf, Range
 from bus.ids import GenerationId, NumericsId, PackedIds, SessionId, WorkerIncarnation
-from bus.messages.parts import (
-    U8,
-    U32,
-    Finish,
-    Name,
-    Segment,
-)
+from bus.messages.parts import U8, U32, Finish, Name, Segment
 from bus.messages.sampling import SamplingParams
 
 Path = Annotated[str, MaxBytes(4096)]

@@ -91,6 +91,7 @@ def make_tokenizer(model: TextModel, vocab: int = 0) -> LLTokenizer:
 
     Raises:
         ConstraintInvalid: the engine reads this tokenizer in another way than we do.
+        ModelIncomplete: the engine can not read it.
     """
     known = len(model.vocabulary)
     if not model.eos:

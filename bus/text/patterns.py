@@ -122,7 +122,8 @@ def _searched(side: _Alternative) -> str:
     return f"{before}{side.body}{after}"
 
 
-def _character(code: int) -> str:
+def exact_character(code: int) -> str:
+    """A code point as a part of a regular expression of Rust's syntax, in a class or outside."""
     character = chr(code)
     if character.isascii() and character.isalnum():
         return character
@@ -222,7 +223,7 @@ class _Reader:
         if character == "\\":
             self._at += 1
             item = self._escape(_NARROW, in_class=False)
-            return f"[{item}]" if isinstance(item, str) else _character(item)
+            return f"[{item}]" if isinstance(item, str) else exact_character(item)
         if character == "^":
             raise self.refused("has a ^ that is not at a start; only there it is supported")
         if _QUANTIFIER.match(self._pattern, self._at):
@@ -231,7 +232,7 @@ class _Reader:
             # ECMA-262 takes it for text, others for a repetition.
             raise self.refused("has a repetition without its lower bound; write {0,n}")
         self._at += 1
-        return _character(ord(character))
+        return exact_character(ord(character))
 
     def _class(self) -> str:
         negated = self._take("^")
@@ -240,13 +241,13 @@ class _Reader:
         while not self._take("]"):
             first = self._class_item(table)
             if not self._range_follows():
-                items.append(first if isinstance(first, str) else _character(first))
+                items.append(first if isinstance(first, str) else exact_character(first))
                 continue
             self._at += 1
             last = self._class_item(table)
             if isinstance(first, str) or isinstance(last, str) or first > last:
                 raise self.refused("has a class with a range that is none")
-            items.append(f"{_character(first)}-{_character(last)}")
+            items.append(f"{exact_character(first)}-{exact_character(last)}")
         if not items:
             if not negated:
                 raise self.refused("has the empty class [], which nothing matches")

@@ -122,8 +122,7 @@ def answer(handlers: Mapping[type, Handler], job: Any) -> object:
 
 def grant_cpu_time(seconds: int) -> None:
     """Let this process use so many more seconds of CPU time, up to one more by rounding."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    _limit(resource.RLIMIT_CPU, ceil(used.ru_utime + used.ru_stime) + seconds)
+    _limit(resource.RLIMIT_CPU, _used_cpu_s() + seconds)
 
 
 @contextmanager
@@ -138,8 +137,7 @@ def narrow_limits(cpu_s: int, wall_s: float, growth_bytes: int) -> Iterator[None
     before = {
         which: resource.getrlimit(which)[0] for which in (resource.RLIMIT_CPU, resource.RLIMIT_AS)
     }
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    _lower(resource.RLIMIT_CPU, ceil(used.ru_utime + used.ru_stime) + cpu_s)
+    _lower(resource.RLIMIT_CPU, _used_cpu_s() + cpu_s)
     _lower(resource.RLIMIT_AS, _address_space() + growth_bytes)
     signal.setitimer(signal.ITIMER_REAL, wall_s)
     try:
@@ -148,6 +146,12 @@ def narrow_limits(cpu_s: int, wall_s: float, growth_bytes: int) -> Iterator[None
         signal.setitimer(signal.ITIMER_REAL, 0)
         for which, soft in before.items():
             resource.setrlimit(which, (soft, resource.getrlimit(which)[1]))
+
+
+def _used_cpu_s() -> int:
+    """Seconds of CPU time that this process took, rounded up as RLIMIT_CPU counts them."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return ceil(used.ru_utime + used.ru_stime)
 
 
 def _address_space() -> int:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bus.text.constraint_errors import refused
+from bus.text.patterns import exact_character
 
 MAX_TAGS = 128
 MAX_TEXT = 256
@@ -92,10 +93,7 @@ def _body(
 
 def _exact(text: str) -> str:
     """A text as a regular expression of Rust's syntax, between slashes."""
-    return "".join(
-        character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):X}}}"
-        for character in text
-    )
+    return "".join(exact_character(ord(character)) for character in text)
 
 
 def _checked(spec: Json) -> tuple[dict[str, bool], list[Mapping[str, Json]]]:

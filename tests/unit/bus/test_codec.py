@@ -20,14 +20,7 @@ from bus.errors import DecodeError, Invalid
 from bus.fields import MaxBytes, MaxItems, OneLine, OneOf, Range
 from bus.handshake import HANDSHAKE
 from bus.ids import U64_MAX, Epoch, GenerationId, PackedIds, SessionId
-from bus.messages.link import (
-    LINK,
-    Goodbye,
-    Heartbeat,
-    NodeStatus,
-    TokenEvents,
-    WatermarkAck,
-)
+from bus.messages.link import LINK, Goodbye, Heartbeat, NodeStatus, TokenEvents, WatermarkAck
 from bus.messages.parts import Finish, TokenRun, Usage, Watermark
 from bus.messages.worker import WORKER
 from bus.unpacking import MAX_DEPTH, unpack
