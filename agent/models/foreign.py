@@ -7,7 +7,6 @@ the old one gives.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,7 +30,7 @@ from agent.models.folder import (
     Signature,
     file_sha256,
 )
-from agent.models.foreign_files import GENAI, ForeignFolder, read_foreign
+from agent.models.foreign_files import GENAI, ForeignFolder, read_foreign, read_object
 from agent.models.graph_values import attribute
 from agent.models.onnx_file import OnnxFile, read_onnx
 from agent.models.selftest import TEXTS, choose, open_session
@@ -209,13 +208,7 @@ def _point(tensor: TensorProto, names: dict[str, str]) -> None:
 def _move_out(tensor: TensorProto, tensors: TensorFile) -> None:
     span = tensors.put(np.frombuffer(tensor.raw_data, np.uint8))
     tensor.ClearField("raw_data")
-    tensor.data_location = TensorProto.EXTERNAL
-    for key, value in (
-        ("location", tensors.name),
-        ("offset", str(span.offset)),
-        ("length", str(span.length)),
-    ):
-        tensor.external_data.add(key=key, value=value)
+    tensors.point(tensor, span)
 
 
 def _write_texts(found: Prepared, folder: Path, graph: str) -> None:
@@ -228,27 +221,17 @@ def _write_texts(found: Prepared, folder: Path, graph: str) -> None:
         write_json(folder / TOKENIZER_CONFIG, {"tokenizer_class": "PreTrainedTokenizerFast"})
     template = source / "chat_template.json"
     if template_file(folder) is None and template.is_file():
-        text = _object(template).get("chat_template")
+        text = read_object(template).get("chat_template")
         if isinstance(text, str):
             (folder / CHAT_TEMPLATE).write_text(text, "utf-8")
     write_json(folder / GENAI_CONFIG, _genai_config(found, graph))
-
-
-def _object(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelIncomplete(
-            f"{file} can not be read ({error}); download the folder again", param="model"
-        ) from error
-    return found if isinstance(found, dict) else {}
 
 
 def _genai_config(found: Prepared, graph: str) -> dict[str, Any]:
     """The figures under the names that onnxruntime-genai gave them; its own file's other entries
     are kept."""
     source, figures = found.source, found.signature
-    config = _object(source.path / GENAI_CONFIG) if source.kind == GENAI else {}
+    config = read_object(source.path / GENAI_CONFIG) if source.kind == GENAI else {}
     model = config.setdefault("model", {})
     model |= {
         "type": source.architecture,

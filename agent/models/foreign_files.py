@@ -116,6 +116,21 @@ def read_foreign(path: Path, variant: str | None = None) -> ForeignFolder:
     )
 
 
+def read_object(file: Path) -> dict[str, Any]:
+    """A JSON file's object; empty when it holds something else.
+
+    Raises:
+        ModelIncomplete: it can not be read.
+    """
+    try:
+        found = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelIncomplete(
+            f"{file} can not be read ({error}); download the folder again", param="model"
+        ) from error
+    return found if isinstance(found, dict) else {}
+
+
 class _Config:
     """A part of a configuration file."""
 
@@ -126,13 +141,7 @@ class _Config:
 
     @classmethod
     def read(cls, file: Path) -> _Config:
-        try:
-            found = json.loads(file.read_text("utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise ModelIncomplete(
-                f"{file} can not be read ({error}); download the folder again", param="model"
-            ) from error
-        return cls(file, "", found if isinstance(found, dict) else {})
+        return cls(file, "", read_object(file))
 
     def get(self, key: str) -> Any:
         return self._values.get(key)

@@ -66,6 +66,16 @@ class TensorFile:
         self._end = start + array.nbytes
         return Span(start, array.nbytes)
 
+    def point(self, tensor: TensorProto, span: Span) -> None:
+        """Have a tensor without values find them in this file."""
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (
+            ("location", self.name),
+            ("offset", str(span.offset)),
+            ("length", str(span.length)),
+        ):
+            tensor.external_data.add(key=key, value=value)
+
     def close(self) -> None:
         """Make the file durable and close it."""
         self._file.flush()
@@ -151,13 +161,7 @@ class GraphBuilder:
             tensor.raw_data = array.tobytes()
         else:
             span = span or self._file.put(array)
-            tensor.data_location = TensorProto.EXTERNAL
-            for key, value in (
-                ("location", self._file.name),
-                ("offset", str(span.offset)),
-                ("length", str(span.length)),
-            ):
-                tensor.external_data.add(key=key, value=value)
+            self._file.point(tensor, span)
         for precision in precisions:
             self._tensors[precision].append(tensor)
         return span
