@@ -235,7 +235,7 @@ class BlockFormat:
     affine: bool = False
 
 
-#: GGUF type name to format. Types not here (F32, F16, BF16) are dense.
+#: GGUF type name to format. Those of `DENSE` have none.
 FORMATS: dict[str, BlockFormat] = {
     "Q4_0": BlockFormat(32, 18, _q4_0, bits=4, group=32),
     "Q4_1": BlockFormat(32, 20, _q4_1, bits=4, group=32, affine=True),
@@ -246,6 +246,23 @@ FORMATS: dict[str, BlockFormat] = {
     "Q5_K": BlockFormat(256, 176, _q5_k, bits=8, group=32, affine=True),
     "Q6_K": BlockFormat(256, 210, _q6_k, bits=8, group=16),
 }
+
+
+#: Types without blocks, as numpy reads them; bfloat16 is the upper half of a float32.
+DENSE = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+
+
+def decode_dense(type_name: str, raw: ByteArray | bytes) -> FloatArray:
+    """A tensor without blocks as float32, without loss; float32 ones are not copied.
+
+    Args:
+        type_name: a key of `DENSE`.
+        raw: the tensor's bytes.
+    """
+    values = np.frombuffer(raw, DENSE[type_name])
+    if type_name == "BF16":
+        return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return values.astype(np.float32, copy=False)
 
 
 def decode_blocks(type_name: str, raw: ByteArray, rows: int) -> BlockWeight:

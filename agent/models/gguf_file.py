@@ -13,16 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.models.architecture import DecoderConfig, check_shapes
-from agent.models.blocks import FORMATS, FloatArray, Matrix, decode_blocks
+from agent.models.blocks import DENSE, FORMATS, FloatArray, Matrix, decode_blocks, decode_dense
 from agent.models.figures import config_from_metadata
 from agent.models.gguf_header import Header, TensorInfo, read_header
 from bus.errors import Invalid, NotFound
 
 #: How the parts of a split file are named.
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf\Z")
-#: Types without blocks, as numpy reads them; bfloat16 is the upper half of a float32.
-_DENSE = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-IMPORTED_TYPES = (*FORMATS, *_DENSE)
+IMPORTED_TYPES = (*FORMATS, *DENSE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +188,4 @@ class GgufFile:
         return self._maps[info.name][info.offset : info.offset + (info.nbytes or 0)]
 
     def _dense(self, info: TensorInfo) -> FloatArray:
-        raw = np.frombuffer(self._bytes(info), _DENSE[info.type_name])
-        if info.type_name == "BF16":
-            return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
-        return raw.astype(np.float32)
+        return decode_dense(info.type_name, self._bytes(info))

@@ -21,10 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-import numpy.typing as npt
-
-from agent.models.blocks import FloatArray
+from agent.models.blocks import DENSE, FloatArray, decode_dense
 from bus.errors import Invalid, NotFound
 
 #: A tensor takes about 120 bytes of it; the largest models have some ten thousand tensors.
@@ -35,7 +32,7 @@ MAX_DIMENSIONS = 8
 MAX_DIMENSION = 1 << 40
 METADATA = "__metadata__"
 
-#: Bytes of a value of each type. Those in `FLOATS` can be read.
+#: Bytes of a value of each type. Those of `blocks.DENSE` can be read.
 VALUE_BYTES: Mapping[str, int] = {
     name: size
     for size, names in {
@@ -46,7 +43,6 @@ VALUE_BYTES: Mapping[str, int] = {
     }.items()
     for name in names
 }
-FLOATS = ("F32", "F16", "BF16")
 _LENGTH_BYTES = 8
 _KEYS = {"dtype", "shape", "data_offsets"}
 
@@ -104,16 +100,16 @@ class SafetensorsFile:
         tensor = self.tensors.get(name)
         if tensor is None:
             self._refuse(f"it has no tensor {name[:200]!r}", "use a whole model")
-        if tensor.dtype not in FLOATS:
+        if tensor.dtype not in DENSE:
             self._refuse(
-                f"its tensor {name!r} is of type {tensor.dtype}", f"use one of {', '.join(FLOATS)}"
+                f"its tensor {name!r} is of type {tensor.dtype}", f"use one of {', '.join(DENSE)}"
             )
         with self.path.open("rb") as file:
             file.seek(tensor.offset)
             raw = file.read(tensor.nbytes)
         if len(raw) != tensor.nbytes:
             self._refuse("it became shorter while it was read")
-        return _widen(raw, tensor.dtype).reshape(tensor.shape)
+        return decode_dense(tensor.dtype, raw).reshape(tensor.shape)
 
     def _refuse(self, fact: str, remedy: str = "download it again") -> NoReturn:
         raise Invalid(f"{self.path} can not be read: {fact}; {remedy}", param="file")
@@ -182,12 +178,3 @@ def _whole_numbers(value: Any, most: int) -> bool:
     return isinstance(value, list) and all(
         type(item) is int and 0 <= item <= most for item in value
     )
-
-
-def _widen(raw: bytes, dtype: str) -> npt.NDArray[np.float32]:
-    if dtype == "F16":
-        return np.frombuffer(raw, "<f2").astype(np.float32)
-    if dtype == "BF16":
-        # its bits are the upper half of a float32
-        return (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
-    return np.frombuffer(raw, "<f4").astype(np.float32, copy=False)
