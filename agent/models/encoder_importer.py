@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from agent.models.assemble import Progress, no_progress
 from agent.models.encoder_config import (
+    MODEL_TYPE,
     WEIGHTS,
     EncoderConfig,
     is_encoder_source,
@@ -91,7 +92,7 @@ def import_encoder(source: Path, target: Path, *, progress: Progress = no_progre
                 "name": target.name,
                 "kind": ENCODER,
                 "source": origin,
-                "architecture": "bert",
+                "architecture": MODEL_TYPE,
                 "quantization": dict(Counter(t.dtype for t in weights.tensors.values())),
                 "numerics": {},
                 "signature": asdict(_signature(config)),

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from agent.models.architecture import DecoderConfig, check_shapes
 from agent.models.blocks import FORMATS
-from agent.models.encoder_config import WEIGHTS, is_encoder_source, read_encoder_config
+from agent.models.encoder_config import MODEL_TYPE, WEIGHTS, is_encoder_source, read_encoder_config
 from agent.models.estimate import LANES, estimate
 from agent.models.figures import MAX_POSITIONS, config_from_metadata
 from agent.models.folder import RECORD, ModelFolder
@@ -201,7 +201,7 @@ def examine_encoder(path: Path) -> Findings:
         )
     if config is not None:
         found.fact(
-            architecture="bert",
+            architecture=MODEL_TYPE,
             layers=config.layers,
             vocab=config.vocab,
             window=config.max_positions,

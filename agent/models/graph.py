@@ -33,6 +33,7 @@ from agent.models.architecture import Activation, DecoderConfig, WeightSource
 from agent.models.attention import AttentionGraph
 from agent.models.blocks import BlockWeight, FloatArray, stack_rows
 from agent.models.embedding import EmbeddingGraph
+from agent.models.folder import GRAPH_DATA
 from agent.models.products import EXACT as EXACT
 from agent.models.products import INT8_ACTIVATIONS as INT8_ACTIVATIONS
 from agent.models.products import Numerics as Numerics
@@ -280,7 +281,7 @@ def write_graphs(
     Returns:
         The names of the graph's inputs.
     """
-    tensors = TensorFile(folder / "model.onnx.data")
+    tensors = TensorFile(folder / GRAPH_DATA)
     try:
         builder = GraphBuilder(tensors, tuple(files))
         chosen = layers or LayerRange(0, config.layers)
