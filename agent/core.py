@@ -178,9 +178,7 @@ class AgentCore:
 
     # --- models that come and go --------------------------------------------------------------
 
-    def model_found(
-        self, command: CommandId, model: ModelName, needed_bytes: int, now: float
-    ) -> None:
+    def model_found(self, command: CommandId, model: ModelName, needed_bytes: int) -> None:
         """The model of a FindModel lies here; a worker of it would take so much memory."""
         self._commands.found(command, model, needed_bytes)
 

@@ -65,7 +65,7 @@ class ModelLoader:
         """Carry an action out; the core hears what came of it."""
         match action:
             case FindModel():
-                self._find(action, now)
+                self._find(action)
             case KnowModel():
                 self._know(action)
             case StartWorker(model=model):
@@ -75,7 +75,7 @@ class ModelLoader:
             case RememberModel(model=model, served=served):
                 self._remember(model, served=served)
 
-    def _find(self, action: FindModel, now: float) -> None:
+    def _find(self, action: FindModel) -> None:
         try:
             folder = find_model(self._folder, action.model)
         except SuperfluidError as error:
@@ -83,7 +83,7 @@ class ModelLoader:
             return
         self._found[action.model] = folder.path
         need = needed_bytes(folder, self._section)
-        self._core.model_found(action.command, action.model, need, now)
+        self._core.model_found(action.command, action.model, need)
 
     def _know(self, action: KnowModel) -> None:
         here = list_models(self._folder)

@@ -10,7 +10,7 @@ One that is being unloaded is told of as `unloading`, whatever its worker does.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from agent.load import RateMeter
@@ -142,23 +142,18 @@ class ServedModel:
         )
         if self.ready is None:
             return common
-        return ModelStatus(
-            name=self.name,
-            phase=self.shown_phase,
+        return replace(
+            common,
             window_tokens=self.ready.window_tokens,
             lanes_total=self.ready.lanes,
             lanes_used=self.stats.lanes_used,
             queued=self.stats.queued,
             kv_live_tokens=self.stats.kv_live_tokens,
             kv_total_tokens=self.ready.kv_total_tokens,
-            decode_rate=common.decode_rate,
-            prefill_rate=common.prefill_rate,
             tokenizer_digest=self.ready.tokenizer_digest,
             numerics=self.ready.numerics,
-            worker=self.incarnation,
             device=self.ready.device,
             prefixes=self.prefixes,
-            worker_phase=common.worker_phase,
             steps=self.stats.steps,
         )
 

@@ -338,7 +338,7 @@ class NodeHost(Process):
     def _act_on_model(self, core: AgentCore, action: Action) -> None:
         match action:
             case FindModel(command=command, model=model):
-                core.model_found(command, model, 0, self.now())
+                core.model_found(command, model, 0)
             case KnowModel(command=command, model=model):
                 core.model_known(command, model)
             case StartWorker():

@@ -73,7 +73,7 @@ def node() -> Budgeted:
 
 def test_a_model_is_looked_for_started_remembered_and_answered(node: Budgeted) -> None:
     assert node.tell(load(THIRD)) == [FindModel(command=CommandId(50), model=THIRD)]
-    node.core.model_found(CommandId(50), THIRD, 500, 1.0)
+    node.core.model_found(CommandId(50), THIRD, 500)
     assert node.events() == [StartWorker(model=THIRD)]
     node.core.worker_started(THIRD, W2, 1.1)
     assert node.events() == [RememberModel(model=THIRD, served=True), done(THIRD, 50)]
@@ -91,14 +91,14 @@ def test_a_load_of_what_is_served_changes_nothing_and_is_answered(node: Budgeted
 def test_a_load_that_came_twice_starts_one_worker(node: Budgeted) -> None:
     node.tell(load(THIRD))
     node.tell(load(THIRD))
-    node.core.model_found(CommandId(50), THIRD, 500, 1.0)
-    node.core.model_found(CommandId(50), THIRD, 500, 1.0)
+    node.core.model_found(CommandId(50), THIRD, 500)
+    node.core.model_found(CommandId(50), THIRD, 500)
     assert node.events().count(StartWorker(model=THIRD)) == 1
 
 
 def test_what_does_not_fit_is_refused_with_both_numbers_and_what_could_go(node: Budgeted) -> None:
     node.tell(load(THIRD))
-    node.core.model_found(CommandId(50), THIRD, 501, 1.0)
+    node.core.model_found(CommandId(50), THIRD, 501)
     (answer,) = node.events()
     assert (answer.code, answer.needed_bytes, answer.free_bytes) == ("no_memory", 501, 500)
     assert answer.loaded == (TOY, OTHER)
@@ -107,17 +107,17 @@ def test_what_does_not_fit_is_refused_with_both_numbers_and_what_could_go(node: 
     assert "third" not in node.phases()
     # What was unloaded makes room once its worker is gone.
     node.tell(unload(TOY))
-    node.core.model_found(CommandId(51), THIRD, 501, 2.0)
+    node.core.model_found(CommandId(51), THIRD, 501)
     assert node.events()[0].code == "no_memory"
     node.core.worker_exited(TOY, W1, 0, None, 3.0)
     node.core.worker_stopped(TOY, 3.0)
-    node.core.model_found(CommandId(52), THIRD, 501, 3.0)
+    node.core.model_found(CommandId(52), THIRD, 501)
     assert node.events() == [StartWorker(model=THIRD)]
 
 
 def test_unloading_is_not_advised_where_it_would_not_help(node: Budgeted) -> None:
     node.tell(load(THIRD))
-    node.core.model_found(CommandId(50), THIRD, 1_000_000, 1.0)
+    node.core.model_found(CommandId(50), THIRD, 1_000_000)
     (answer,) = node.events()
     assert answer.code == "no_memory"
     assert "unload" not in answer.message
@@ -127,7 +127,7 @@ def test_unloading_is_not_advised_where_it_would_not_help(node: Budgeted) -> Non
 def test_without_a_budget_everything_fits() -> None:
     node = Node()
     node.link_up()
-    node.core.model_found(CommandId(1), THIRD, 1 << 60, 1.0)
+    node.core.model_found(CommandId(1), THIRD, 1 << 60)
     assert StartWorker(model=THIRD) in node.taken()
 
 
@@ -136,7 +136,7 @@ def test_a_model_that_is_not_here_or_does_not_start_is_refused_by_type(node: Bud
     node.core.model_missing(CommandId(50), THIRD, ModelIncomplete("model.onnx is missing"))
     (answer,) = node.events()
     assert (answer.code, answer.message) == ("model_incomplete", "model.onnx is missing")
-    node.core.model_found(CommandId(51), THIRD, 10, 1.0)
+    node.core.model_found(CommandId(51), THIRD, 10)
     node.core.worker_not_started(THIRD, StartError("no more processes"), 1.0)
     started, answer = node.events()
     assert started == StartWorker(model=THIRD)
@@ -149,7 +149,7 @@ def test_an_answer_that_no_link_takes_is_given_to_the_command_that_comes_again(
 ) -> None:
     node.tell(load(THIRD))
     node.core.link_down(1.0)
-    node.core.model_found(CommandId(50), THIRD, 10, 1.0)
+    node.core.model_found(CommandId(50), THIRD, 10)
     node.core.worker_started(THIRD, W2, 1.1)
     assert node.events() == [StartWorker(model=THIRD), RememberModel(model=THIRD, served=True)]
     node.link_up(now=2.0)
