@@ -174,8 +174,7 @@ class Reuse:
             return []
         hashes = self._hashes(sequence, tokens)
         match = self._cache.find(hashes, exact=False)
-        by_chunk = min(tokens_by_chunk(sequence.spans, tokens), sequence.exact_tokens)
-        if match and not self._has_news(sequence, match, by_chunk):
+        if match and not self._has_news(sequence, match):
             return []
         prefix = Prefix(
             sequence.tokens[:tokens], sequence.spans, sequence.exact_tokens, sequence.salt
@@ -186,20 +185,21 @@ class Reuse:
     def _keep(self, prefix: Prefix, hashes: list[bytes]) -> tuple[int, list[LaneOp]] | None:
         """An entry for a prefix, and what must go first; None when it is not kept."""
         tokens = len(prefix.tokens)
-        by_chunk = min(tokens_by_chunk(prefix.spans, tokens), prefix.exact_tokens)
+        by_chunk = _exact_by_chunk(prefix, tokens)
         added = self._cache.add(hashes, tokens_by_chunk=by_chunk, nbytes=tokens * self._token_bytes)
         if added is None:
             return None
         self._prefixes[added.entry] = prefix
         return added.entry, self._dropped(added.evicted)
 
-    def _has_news(self, sequence: Sequence, match: Match, by_chunk: int) -> bool:
+    def _has_news(self, sequence: Sequence, match: Match) -> bool:
         """Whether a lane has much that the entry, the best there is, has not."""
         tokens, known = sequence.computed, self._prefixes[match.entry].tokens
         enough = max(NEWS_TOKENS, tokens // NEWS_SHARE)
         common = common_tokens(sequence.tokens, known, min(tokens, len(known)))
         steps = max(0, tokens - max(common, sequence.context_tokens))
         news = tokens - common + (STEP_COST - 1) * steps
+        by_chunk = _exact_by_chunk(sequence, tokens)
         return news >= enough or by_chunk - match.by_chunk >= enough
 
     def can_hold(self, sequence: Sequence) -> bool:
@@ -287,6 +287,11 @@ class Reuse:
         tokens = sum(held.values()) + sum(len(p.tokens) for p in self._prefixes.values())
         if held != self._held or self._cache.nbytes != tokens * self._token_bytes:
             raise Internal(f"host memory has {self._held}, and preempted sequences {held}")
+
+
+def _exact_by_chunk(holder: Holder, tokens: int) -> int:
+    """How many leading ones of a holder's first `tokens` tokens went by chunk, and exactly."""
+    return min(tokens_by_chunk(holder.spans, tokens), holder.exact_tokens)
 
 
 def _shared(sequence: Sequence, holder: Holder, known: int, grid: bool) -> tuple[int, int]:
