@@ -205,10 +205,6 @@ class ModelRunner:
         way = self._way()
         return self._timed(lambda: way.run_step(ids, lengths))
 
-    def copy_lane(self, src: int, dst: int, tokens: int) -> None:
-        """Make the first `tokens` tokens of lane `dst` those of `src`."""
-        self.slab.copy_lane(src, dst, tokens)
-
     def _way(self) -> Way:
         """The session whose turn it is, with its bindings."""
         return self._awake if self._awake is not None and self._policy.spinning else self._calm

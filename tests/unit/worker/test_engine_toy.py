@@ -136,7 +136,7 @@ def test_a_copied_lane_goes_on_bit_by_bit(runner: ModelRunner) -> None:
     prompt = prompt_of(50)
     runner.prefill_chunk(0, prompt, 0)
     expected = runner.decode([70], [51])[0].copy()
-    runner.copy_lane(0, 1, 50)
+    runner.slab.copy_lane(0, 1, 50)
     np.testing.assert_array_equal(runner.decode([70, 70], [51, 51])[1], expected)
 
 

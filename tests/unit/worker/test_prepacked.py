@@ -177,7 +177,7 @@ def test_a_real_model_runs_the_same_bits_by_chunk_and_by_step() -> None:
     def through(runner: ModelRunner) -> list[npt.NDArray[np.float32]]:
         found = [runner.prefill_chunk(0, ids[:128], 0).copy()]
         found.append(runner.prefill_chunk(0, ids[128:], 128).copy())
-        runner.copy_lane(0, 1, 200)
+        runner.slab.copy_lane(0, 1, 200)
         found.append(runner.decode([3, 4], [201, 201]).copy())
         found.append(runner.decode([5], [202]).copy())
         return found
