@@ -17,6 +17,8 @@ from dataclasses import dataclass
 MAX_DEPTH = 50
 #: Of one `{n,m}`; more is more than an answer can have.
 MAX_REPEAT = 100_000
+#: So many of a number's first digits tell whether it is more.
+_REPEAT_DIGITS = 7
 
 _QUANTIFIER = re.compile(r"[*+?]|\{(\d+)(,(\d*))?\}")
 _FROM_NONE = re.compile(r"\{,\d*\}")
@@ -199,7 +201,9 @@ class _Reader:
         found = _QUANTIFIER.match(self._pattern, self._at)
         if found is None:
             return ""
-        numbers = [int(number) for number in (found[1], found[3]) if number]
+        given = [number.lstrip("0") or "0" for number in (found[1], found[3]) if number]
+        # Python reads no number of thousands of digits.
+        numbers = [int(number[:_REPEAT_DIGITS]) for number in given]
         if any(number > MAX_REPEAT for number in numbers):
             raise self.refused(f"repeats more than {MAX_REPEAT} times")
         if len(numbers) == 2 and numbers[0] > numbers[1]:
