@@ -17,27 +17,15 @@ from typing import Any
 from agent.models.folder import ModelFolder
 from agent.worker.engine import Engine
 from agent.worker.model_runner import ModelRunner
-from bus.ids import GenerationId, pack_ids
-from bus.messages.sampling import SamplingParams
-from bus.messages.worker import Submit
-
-GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+from bench.bare_requests import greedy_request
+from bus.ids import GenerationId
 
 
 def run(engine: Engine, prompts: list[list[int]], max_new: int) -> dict[str, Any]:
     """All prompts together, from an idle engine until every answer is complete."""
     start = time.perf_counter()
     for number, prompt in enumerate(prompts):
-        engine.submit(
-            Submit(
-                generation=GenerationId(number + 1),
-                context=pack_ids(prompt),
-                sampling=GREEDY,
-                max_new_tokens=max_new,
-                prompt_tokens=len(prompt),
-            ),
-            start,
-        )
+        engine.submit(greedy_request(GenerationId(number + 1), prompt, max_new), start)
     tokens: dict[int, list[int]] = {number + 1: [] for number in range(len(prompts))}
     first_s: dict[int, float] = {}
     while not engine.idle:

@@ -8,13 +8,10 @@ from typing import Any
 
 from agent.worker.engine import Engine
 from agent.worker.model_runner import ModelRunner
+from bench.bare_requests import greedy_request
 from bench.prompts import prompts
-from bus.ids import GenerationId, pack_ids
-from bus.messages.api import QOS_CLASSES
-from bus.messages.sampling import SamplingParams
-from bus.messages.worker import Submit
+from bus.ids import GenerationId
 
-GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 BACKGROUND_LANES = 8
 
 
@@ -30,17 +27,7 @@ class _Duty:
     def submit(self, prompt: list[int], most: int, qos: str = "interactive") -> GenerationId:
         self._generations += 1
         generation = GenerationId(self._generations)
-        self.engine.submit(
-            Submit(
-                generation=generation,
-                context=pack_ids(prompt),
-                sampling=GREEDY,
-                max_new_tokens=most,
-                prompt_tokens=len(prompt),
-                qos=QOS_CLASSES[qos],
-            ),
-            time.perf_counter(),
-        )
+        self.engine.submit(greedy_request(generation, prompt, most, qos), time.perf_counter())
         return generation
 
     def turn(self) -> set[GenerationId]:

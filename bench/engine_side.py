@@ -14,15 +14,12 @@ from typing import Any
 from agent.models.folder import ModelFolder
 from agent.worker.engine import Engine
 from agent.worker.model_runner import ModelRunner
+from bench.bare_requests import greedy_request
 from bench.engine_duties import interactive, shared_prefix
 from bench.lines import Handler, serve
 from bench.prompts import prompts
 from bus.errors import SuperfluidError
-from bus.ids import GenerationId, pack_ids
-from bus.messages.sampling import SamplingParams
-from bus.messages.worker import Submit
-
-GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+from bus.ids import GenerationId
 
 
 class EngineBench:
@@ -106,16 +103,7 @@ class EngineBench:
     def _submit(self, prompt: list[int], most: int) -> GenerationId:
         self._generations += 1
         generation = GenerationId(self._generations)
-        self._engine.submit(
-            Submit(
-                generation=generation,
-                context=pack_ids(prompt),
-                sampling=GREEDY,
-                max_new_tokens=most,
-                prompt_tokens=len(prompt),
-            ),
-            time.perf_counter(),
-        )
+        self._engine.submit(greedy_request(generation, prompt, most), time.perf_counter())
         return generation
 
     def _end(self, started: Iterable[GenerationId]) -> None:

@@ -6,11 +6,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from bus.closing import Closing
 
 
-class Program:
+class Program(Closing):
     """Takes a line and answers it with one JSON object a line; ends when its input does.
 
     Args:
@@ -56,14 +57,3 @@ class Program:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
