@@ -46,6 +46,8 @@ SUSTAIN_STEPS = 100
 SECONDS_A_MINUTE = 60.0
 
 Duties = dict[str, float | None]
+#: What the last line tells beside rates and their ratios.
+DUTIES = ("overhead_b8", "interactive_ttft_ratio", "shared_prefix_prefills", "sustained_ratio")
 
 
 class Sides:
@@ -125,8 +127,7 @@ def main() -> int:
     sides = Sides(folder, options.threads, options.steps, options.peers)
     for name in sides.names[1:]:
         print(f"{name}: {json.dumps(peer_record(name))}")
-    duties: Duties = dict.fromkeys(("overhead_b8", "interactive_ttft_ratio"))
-    duties |= dict.fromkeys(("shared_prefix_prefills", "sustained_ratio"))
+    duties: Duties = dict.fromkeys(DUTIES)
     report_memory(sides)
     with sides.running():
         rates, overheads = measure(sides, options.rounds)

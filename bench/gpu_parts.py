@@ -174,7 +174,7 @@ PARTS: Mapping[str, Part] = {
 
 
 def main() -> int:
-    """Run one; 1 when it can not be run at all."""
+    """Run one and print what came of it, also of one that failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
