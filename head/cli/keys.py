@@ -18,12 +18,11 @@ from bus.token_files import previous_file, retire_token, rotate_token
 from head.cli.agents import plan_agents
 from head.cli.context import CliContext, pass_context
 from head.cli.machine import agents_configured, configured_names, head_was_here
-from head.cli.output import format_option, note, print_json, print_rows
+from head.cli.output import format_option, human_age, note, print_json, print_rows
 from head.cli.preflight import head_config
 from head.link_identity import KEY_FILE, token_file
 
 _COLUMNS = ("token", "id", "age", "linked nodes", "file")
-_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def make_token(state: StateFolder, file: Path) -> str:
@@ -191,11 +190,3 @@ def _show(rows: list[dict[str, Any]], form: str) -> None:
         print_json(rows)
         return
     print_rows([{**row, "age": human_age(row["age_s"])} for row in rows], _COLUMNS, form)
-
-
-def human_age(seconds: float) -> str:
-    """A time span in its largest unit."""
-    for size, unit in _UNITS:
-        if seconds >= size:
-            return f"{int(seconds // size)} {unit}"
-    return "0 s"

@@ -32,6 +32,8 @@ FORMATS = ("table", "json")
 _ANY_WIDTH = 10_000
 #: Totals above this are bytes, not items.
 _BYTES_FROM = 1 << 20
+#: Seconds of the units of an age.
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 Report = Callable[[str, int, int], None]
 Row = Mapping[str, Any]
@@ -119,6 +121,14 @@ def _cell(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key}={_cell(item)}" for key, item in value.items()) or "-"
     return one_line(str(value))
+
+
+def human_age(seconds: float) -> str:
+    """A time span in its largest unit."""
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return "0 s"
 
 
 class _Amount(ProgressColumn):

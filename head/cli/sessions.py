@@ -10,8 +10,7 @@ import click
 
 from bus.client import Client
 from head.cli.context import CliContext, pass_context
-from head.cli.keys import human_age
-from head.cli.output import format_option, note, print_json, print_rows
+from head.cli.output import format_option, human_age, note, print_json, print_rows
 
 _COLUMNS = ("session", "model", "state", "finish", "tokens", "answer", "age")
 _PAGE = 500

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from bus.keys import fingerprint, load_or_create_static_key, load_token
 from head.cli import cli
-from head.cli.keys import human_age
+from head.cli.output import human_age
 
 
 @pytest.fixture
