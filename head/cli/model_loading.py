@@ -14,7 +14,7 @@ from bus.client import Client
 from bus.errors import ModelIncomplete, NotFound, SuperfluidError, TimedOut
 from head.cli.agents import local_names
 from head.cli.context import CliContext, pass_context
-from head.cli.nodes import model_problem
+from head.cli.nodes import LIVE, model_problem
 from head.cli.output import format_option, note, one_line, print_rows
 
 #: A large model takes minutes to load; streams may be given as long to end.
@@ -22,7 +22,6 @@ WAIT_S = 600.0
 _ASK_EVERY_S = 0.2
 _COLUMNS = ("node", "model", "phase", "device")
 _GONE = "unloaded"
-_LIVE = frozenset({"up", "draining"})
 
 
 @click.command("load")
@@ -105,7 +104,7 @@ def _chosen(
         raise click.UsageError("Give NODE (see: sfctl node ls) or --all.")
     known = {node["identity"]: node for node in client.nodes()}
     if everywhere:
-        up = [identity for identity, node in known.items() if node["state"] in _LIVE]
+        up = [identity for identity, node in known.items() if node["state"] in LIVE]
         if not up:
             raise NotFound(f"no node is up; start one: {context.command('up')}")
         return up
@@ -194,7 +193,7 @@ def _row(name: str, node: Mapping[str, Any], model: str) -> dict[str, Any]:
         (each for each in node.get("models", []) if each["name"] == model), {}
     )
     phase = found.get("phase", _GONE)
-    if node.get("state") not in _LIVE:
+    if node.get("state") not in LIVE:
         phase = f"on a node that is {node.get('state', 'unknown')}"
     return {
         "node": name,

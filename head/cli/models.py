@@ -14,11 +14,11 @@ from bus.state import StateFolder
 from head.cli.context import CliContext, pass_context
 from head.cli.model_loading import model_load, model_unload
 from head.cli.model_use import running_agents, serving_agents
+from head.cli.nodes import MODEL_COLUMNS
 from head.cli.output import format_option, note, print_json, print_rows, progress_bars
 from head.cli.program import run_model_program
 
 _LOCAL_COLUMNS = ("name", "usable", "architecture", "size_bytes", "window", "reason")
-_FLEET_COLUMNS = ("name", "ready", "nodes", "window_tokens", "lanes_total", "queued")
 #: How the first part of a split file is marked.
 _PART = re.compile(r"-\d{5}-of-\d{5}\Z")
 #: What `check` and `show` print in their tables, in order, where the program told it.
@@ -68,8 +68,8 @@ def default_name(file: Path) -> str:
 
 def local_models(models: Path) -> list[dict[str, Any]]:
     """One map per model folder: `name`, `usable`, and its figures or the `reason` why not."""
-    _, rows = run_model_program(["ls", str(models)], lambda step, done, total: None)
-    return [{key: value for key, value in row.items() if key != "event"} for row in rows]
+    _, rows = run_model_program(["ls", str(models)])
+    return rows
 
 
 def usable_models(models: Path) -> list[str]:
@@ -211,7 +211,7 @@ def model_rm(context: CliContext, name: str, yes: bool) -> None:
     if known and not yes and not click.confirm(f"Remove {state.models / name}?", err=True):
         note("nothing was removed")
         raise click.exceptions.Exit(1)
-    path, _ = run_model_program(["rm", str(state.models), name], lambda step, done, total: None)
+    path, _ = run_model_program(["rm", str(state.models), name])
     note(f"removed {path}")
 
 
@@ -232,7 +232,7 @@ def _run_one(arguments: list[str]) -> dict[str, Any]:
     """The one map that the program gives."""
     with progress_bars() as report:
         _, rows = run_model_program(arguments, report)
-    return {key: value for row in rows for key, value in row.items() if key != "event"}
+    return {key: value for row in rows for key, value in row.items()}
 
 
 def _print_facts(found: dict[str, Any], names: tuple[str, ...], form: str) -> None:
@@ -252,7 +252,7 @@ def model_ls(context: CliContext, fleet: bool, form: str) -> None:
     """List the models of this machine."""
     if fleet:
         with context.client() as client:
-            print_rows(client.models(), _FLEET_COLUMNS, form)
+            print_rows(client.models(), MODEL_COLUMNS, form)
         return
     print_rows(local_models(context.look().models), _LOCAL_COLUMNS, form)
 

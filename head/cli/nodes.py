@@ -19,7 +19,7 @@ from head.cli.supervision import ServiceProcess, Supervisor
 
 EXIT_NOT_HEALTHY = 3
 _NODE_COLUMNS = ("identity", "state", "models", "generations", "lanes", "tokens/s", "problem")
-_MODEL_COLUMNS = ("name", "ready", "nodes", "window_tokens", "lanes_total", "queued")
+MODEL_COLUMNS = ("name", "ready", "nodes", "window_tokens", "lanes_total", "queued")
 _AGENT_COLUMNS = ("name", "identity", "head", "linked", "models", "problem")
 #: The local name of a node, which its log and folder have.
 _LOCAL_COLUMN = "here"
@@ -31,7 +31,7 @@ _KEY_REASONS = {
 }
 
 #: States of nodes whose figures are of now.
-_LIVE = frozenset({"up", "draining"})
+LIVE = frozenset({"up", "draining"})
 #: How soon an approved node comes by itself, with something to spare.
 _LINKS_WITHIN_S = 15.0
 _JUST_APPROVED = "approved; it links by itself within 10 s"
@@ -66,7 +66,7 @@ def problems(status: Mapping[str, Any], command: Command = "sfctl {}".format) ->
     found += [
         f"node {node['identity']} can not serve {model['name']}: {model['problem']}"
         for node in nodes
-        if node.get("state") in _LIVE
+        if node.get("state") in LIVE
         for model in node.get("models", [])
         if model.get("problem")
     ]
@@ -102,7 +102,7 @@ def node_row(node: Mapping[str, Any], local: Mapping[str, str]) -> dict[str, Any
         local: from identity to local name, of nodes on this machine.
     """
     models = node.get("models", [])
-    if node.get("state") not in _LIVE:
+    if node.get("state") not in LIVE:
         # What it told before it went says nothing of now.
         return {
             **node,
@@ -204,7 +204,7 @@ def _show_fleet(context: CliContext, form: str) -> list[str]:
     click.echo()
     _print_nodes(with_keys(report, time.time()), form, _local_names(context))
     click.echo()
-    print_rows(report.get("models", []), _MODEL_COLUMNS, form)
+    print_rows(report.get("models", []), MODEL_COLUMNS, form)
     _tell(wrong)
     return wrong
 

@@ -17,15 +17,19 @@ from head.cli.output import Report, one_line
 _STOP_S = 10.0
 
 
+def _untold(step: str, done: int, total: int) -> None:
+    """Nobody watches."""
+
+
 def run_model_program(
-    arguments: Sequence[str], report: Report
+    arguments: Sequence[str], report: Report = _untold
 ) -> tuple[Path, list[dict[str, Any]]]:
     """Run `python -P -m agent.models ...` to its end; as `run_program`."""
     return run_program("agent.models", arguments, report)
 
 
 def run_program(
-    module: str, arguments: Sequence[str], report: Report = lambda step, done, total: None
+    module: str, arguments: Sequence[str], report: Report = _untold
 ) -> tuple[Path, list[dict[str, Any]]]:
     """Run `python -P -m MODULE ...` to its end.
 
@@ -35,7 +39,7 @@ def run_program(
         report: told each progress line.
 
     Returns:
-        The path that it ended with, and the other lines it printed.
+        The path that it ended with, and the other lines it printed, without their `event`.
 
     Raises:
         SuperfluidError: the error that it reported, or Internal when it died without one.
@@ -53,7 +57,7 @@ def run_program(
                 cls = ERROR_TABLE.get(str(event.get("code")), Internal)
                 raise cls(str(event.get("message")))
             else:
-                rows.append(event)
+                rows.append({key: value for key, value in event.items() if key != "event"})
         _, said = program.communicate()
     if program.returncode != 0 or done is None:
         last = one_line(said.strip().splitlines()[-1]) if said.strip() else "it said nothing"
