@@ -40,7 +40,7 @@ def _schema(given: str) -> str:
     """JSON text, given as it is or in a file. What it may say is the head's to judge."""
     if not given.strip() or _json_problem(given) is None:
         return given
-    source = given if given.lstrip().startswith("{") else _grammar(given)
+    source = given if given.lstrip().startswith("{") else _text_file(given)
     if problem := _json_problem(source):
         raise click.BadParameter(f"{given!r} is no JSON: {problem}.")
     return source
@@ -55,7 +55,7 @@ def _json_problem(text: str) -> str | None:
     return None
 
 
-def _grammar(given: str) -> str:
+def _text_file(given: str) -> str:
     """The text in a file."""
     if Path(given).is_dir():
         raise click.BadParameter(f"{given!r} is a folder; name a file in it.")
@@ -146,7 +146,7 @@ _OPTIONS = (
     ),
     click.option(
         "--grammar",
-        type=_grammar,
+        type=_text_file,
         metavar="FILE",
         help="Answer in text of the Lark grammar in this file.",
     ),
