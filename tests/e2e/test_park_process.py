@@ -13,20 +13,12 @@ from agent.worker.model_runner import ModelRunner
 from agent.worker.prefix_cache import BLOCK_TOKENS
 from bus.messages.sampling import SamplingParams
 from tests.harness.lane_run import GREEDY, SEEDED, LaneRun, go_on_elsewhere, park_run
-from tests.harness.models import gemma3_folder, smollm2_folder, toy_model_folder
+from tests.harness.models import DECODERS
 
 ANSWER = 40
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        toy_model_folder,
-        pytest.param(smollm2_folder, marks=pytest.mark.model),
-        pytest.param(gemma3_folder, marks=pytest.mark.model),
-    ],
-    ids=["toy", "smollm2", "gemma3"],
-)
+@pytest.fixture(scope="module", params=DECODERS)
 def runner(request: pytest.FixtureRequest) -> ModelRunner:
     make: Callable[[], ModelFolder] = request.param
     return ModelRunner(make(), device="cpu", lanes=3, kv_bytes=256 << 20, threads=1)

@@ -22,12 +22,13 @@ import agent.models
 from agent.models.assemble import no_progress
 from agent.models.encoder_importer import import_encoder
 from agent.models.folder import ModelFolder
-from agent.models.graph import EXACT, Numerics
+from agent.models.graph import EXACT
 from agent.models.importer import import_gguf
 from agent.models.pull import pull
 from agent.models.sources import FOLDER_SOURCES, SOURCES
 from agent.models.toy import write_toy
 from bus.errors import ModelIncomplete, NotFound
+from tests.harness.graph_logits import FLOAT_ACTIVATIONS
 
 #: Folders that older code made are removed when nobody used them for this long.
 _KEEP_S = 2 * 86400.0
@@ -72,9 +73,7 @@ def gemma3_float_folder() -> ModelFolder:
     """The same with float32 activations; to compare with a reference."""
     return _cached(
         "gemma3-270m-float",
-        lambda target: import_gguf(
-            gemma3_gguf(), target, numerics=Numerics(accuracy_level=0, dense_8bit=False)
-        ),
+        lambda target: import_gguf(gemma3_gguf(), target, numerics=FLOAT_ACTIVATIONS),
     )
 
 
@@ -91,6 +90,14 @@ def minilm_folder() -> ModelFolder:
 def minilm_source() -> Path:
     """The folder of safetensors that it is made of, 91 MB."""
     return _pulled("minilm")
+
+
+#: For `parametrize`: what makes the folder of each decoder.
+DECODERS = (
+    pytest.param(toy_model_folder, id="toy"),
+    pytest.param(smollm2_folder, id="smollm2", marks=pytest.mark.model),
+    pytest.param(gemma3_folder, id="gemma3", marks=pytest.mark.model),
+)
 
 
 def _pulled(name: str) -> Path:

@@ -11,17 +11,14 @@ import pytest
 
 from agent.models.folder import Signature
 from agent.models.gguf_file import GgufFile
-from agent.models.graph import EXACT, INT8_ACTIVATIONS, Numerics, write_graphs
+from agent.models.graph import EXACT, INT8_ACTIVATIONS, Numerics
 from agent.models.selftest import open_session, prompt_logits
-from agent.models.tensors import Precision
 from tests.harness.gguf_models import FAMILIES, SmallModel, write_model
+from tests.harness.graph_logits import FLOAT_ACTIVATIONS, write_both_graphs
 from tests.harness.reference import Floats, ReferenceModel, divergence
 
 PROMPT = list(b"Rivers shape the cities on them.")
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16", "F32")
-FILES = {Precision.FLOAT32: "model.onnx", Precision.FLOAT16: "model.fp16.onnx"}
-#: 8-bit products in blocks too, activations in float32.
-FLOAT_ACTIVATIONS = Numerics(accuracy_level=0, dense_8bit=False)
 
 #: As `Q4_K_M` files mix them: query, key and value, and gate and up, of different types.
 MIXED = {
@@ -45,19 +42,7 @@ def build(
     """Write file and graphs; gives the figures of the graphs, and the reference."""
     file = write_model(folder / "m.gguf", model)
     weights = GgufFile(file)
-    config = weights.config
-    inputs = write_graphs(folder, config, weights, FILES, numerics=numerics)
-    figures = Signature(
-        first_layer=0,
-        layers=config.layers,
-        hidden=config.hidden,
-        heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        vocab=config.vocab,
-        max_positions=config.max_positions,
-        inputs=tuple(inputs),
-    )
+    figures = write_both_graphs(folder, weights.config, weights, numerics)
     return figures, ReferenceModel.from_gguf(file)
 
 

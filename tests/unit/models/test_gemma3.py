@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from agent.models.folder import ModelFolder
-from agent.models.selftest import check, open_session, prompt_logits
+from agent.models.selftest import check, open_session
+from tests.harness.graph_logits import graph_logits
 from tests.harness.models import gemma3_float_folder, gemma3_folder, gemma3_gguf
 from tests.harness.reference import Floats, ReferenceModel, divergence
 
@@ -50,29 +50,21 @@ def reference_logits() -> Floats:
     return np.concatenate([reference().logits(prompt) for prompt in prompts()])
 
 
-def graph_logits(folder: ModelFolder, *, float16: bool = False) -> Floats:
-    graph = folder.graph_float16 if float16 else folder.graph
-    assert graph is not None
-    session = open_session(graph)
-    found = [prompt_logits(session, folder.signature, prompt) for prompt in prompts()]
-    return np.concatenate(found)
-
-
 def test_int8_activations_are_near() -> None:
     """Measured: mean difference 0.10 to 0.17, divergence 1.5e-3 to 1.7e-3."""
-    expected, got = reference_logits(), graph_logits(gemma3_folder())
+    expected, got = reference_logits(), graph_logits(gemma3_folder(), prompts())
     assert np.abs(got - expected).mean() <= 0.25
     assert divergence(expected, got) <= 4e-3
 
 
 def test_float32_graph_equals_the_reference() -> None:
-    got = graph_logits(gemma3_float_folder())
+    got = graph_logits(gemma3_float_folder(), prompts())
     np.testing.assert_allclose(got, reference_logits(), rtol=0, atol=1e-3)
 
 
 def test_float16_graph_is_near_though_the_residual_exceeds_float16() -> None:
     """Between the layers stand values of 104,000, and float16 ends at 65,504."""
-    got = graph_logits(gemma3_folder(), float16=True)
+    got = graph_logits(gemma3_folder(), prompts(), float16=True)
     assert divergence(reference_logits(), got) <= 2e-5
 
 

@@ -13,37 +13,19 @@ from agent.models.blocks import FORMATS
 from agent.models.folder import Signature
 from agent.models.graph import EXACT, INT8_ACTIVATIONS, LayerRange, Numerics, write_graphs
 from agent.models.selftest import open_session, prompt_logits
-from agent.models.tensors import Precision
 from agent.models.toy import CONFIG, ToyWeights
+from tests.harness.graph_logits import FILES, FLOAT_ACTIVATIONS, write_both_graphs
 from tests.harness.reference import Floats, ReferenceModel, divergence
 from tests.harness.toy_variants import WIDE, VariedWeights, reference_of
 
 PROMPT = list(b"Rivers shape the cities on them.")
-FILES = {Precision.FLOAT32: "model.onnx", Precision.FLOAT16: "model.fp16.onnx"}
-
-#: 8-bit products in blocks too, activations in float32.
-FLOAT_ACTIVATIONS = Numerics(accuracy_level=0, dense_8bit=False)
-
-
-def signature(config: DecoderConfig, inputs: list[str]) -> Signature:
-    return Signature(
-        first_layer=0,
-        layers=config.layers,
-        hidden=config.hidden,
-        heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        vocab=config.vocab,
-        max_positions=config.max_positions,
-        inputs=tuple(inputs),
-    )
 
 
 def built(
     folder: Path, weights: WeightSource, numerics: Numerics, config: DecoderConfig = CONFIG
 ) -> tuple[Any, Signature]:
-    inputs = write_graphs(folder, config, weights, FILES, numerics=numerics)
-    return open_session(folder / "model.onnx"), signature(config, inputs)
+    figures = write_both_graphs(folder, config, weights, numerics)
+    return open_session(folder / "model.onnx"), figures
 
 
 def toy_reference(tokens: list[int], kind: type[ReferenceModel] = ReferenceModel) -> Floats:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from agent.models.folder import ModelFolder
-from agent.models.selftest import check, open_session, prompt_logits
+from agent.models.selftest import check, open_session
+from tests.harness.graph_logits import graph_logits
 from tests.harness.models import smollm2_exact_folder, smollm2_folder, smollm2_gguf
 from tests.harness.reference import Floats, ReferenceModel, divergence
 
@@ -42,27 +42,19 @@ def reference_logits() -> Floats:
     return np.concatenate([reference().logits(prompt) for prompt in prompts()])
 
 
-def graph_logits(folder: ModelFolder, *, float16: bool = False) -> Floats:
-    graph = folder.graph_float16 if float16 else folder.graph
-    assert graph is not None
-    session = open_session(graph)
-    found = [prompt_logits(session, folder.signature, prompt) for prompt in prompts()]
-    return np.concatenate(found)
-
-
 def test_int8_activations_are_within_the_known_figures() -> None:
-    expected, got = reference_logits(), graph_logits(smollm2_folder())
+    expected, got = reference_logits(), graph_logits(smollm2_folder(), prompts())
     assert np.abs(got - expected).mean() <= 0.25
     assert divergence(expected, got) <= 5.3e-3
 
 
 def test_exact_graph_equals_the_reference() -> None:
-    got = graph_logits(smollm2_exact_folder())
+    got = graph_logits(smollm2_exact_folder(), prompts())
     np.testing.assert_allclose(got, reference_logits(), rtol=0, atol=1e-3)
 
 
 def test_float16_graph_is_within_the_known_figures() -> None:
-    got = graph_logits(smollm2_folder(), float16=True)
+    got = graph_logits(smollm2_folder(), prompts(), float16=True)
     assert divergence(reference_logits(), got) <= 5e-5
 
 

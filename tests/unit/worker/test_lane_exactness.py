@@ -17,21 +17,13 @@ from agent.worker.prefix_cache import BLOCK_TOKENS, reusable_blocks
 from bus.ids import NumericsId
 from bus.messages.sampling import SamplingParams
 from tests.harness.lane_run import GREEDY, SEEDED, LaneRun, park_run, wanted_by
-from tests.harness.models import gemma3_folder, smollm2_folder, toy_model_folder
+from tests.harness.models import DECODERS
 
 LANES = 4
 ANSWER = 30
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        toy_model_folder,
-        pytest.param(smollm2_folder, marks=pytest.mark.model),
-        pytest.param(gemma3_folder, marks=pytest.mark.model),
-    ],
-    ids=["toy", "smollm2", "gemma3"],
-)
+@pytest.fixture(scope="module", params=DECODERS)
 def folder(request: pytest.FixtureRequest) -> ModelFolder:
     make: Callable[[], ModelFolder] = request.param
     return make()

@@ -23,7 +23,7 @@ from bus.messages.parts import Segment
 from bus.messages.sampling import SamplingParams
 from bus.messages.worker import Forget, Park, Parked, Restore, Restored, Submit
 from tests.harness.lane_run import GREEDY, SEEDED
-from tests.harness.models import smollm2_folder, toy_model_folder
+from tests.harness.models import DECODERS, toy_model_folder
 
 SESSION = SessionId("s-1")
 SALT = b"salt"
@@ -131,11 +131,7 @@ def restore(generated: list[int]) -> Restore:
     )
 
 
-@pytest.fixture(
-    scope="module",
-    params=[toy_model_folder, pytest.param(smollm2_folder, marks=pytest.mark.model)],
-    ids=["toy", "smollm2"],
-)
+@pytest.fixture(scope="module", params=DECODERS[:2])
 def any_runner(request: pytest.FixtureRequest) -> ModelRunner:
     make: Callable[[], ModelFolder] = request.param
     return ModelRunner(make(), device="cpu", lanes=2, kv_bytes=64 << 20, threads=1)
