@@ -1,4 +1,7 @@
-"""Draw states for tests: every argument that a test does not speak of has a plain value."""
+"""What tests draw from: logits of known probabilities, draw states and a grammar.
+
+Every argument of a draw state that a test does not speak of has a plain value.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from agent.worker.draw_state import Bits, DrawState, Grammar
+from agent.worker.sampler import Logits
 from bus.errors import ConstraintReplayFailed
 from bus.messages.sampling import SamplingParams
+
+
+def logits_of(*probabilities: float) -> Logits:
+    """Logits whose softmax is `probabilities`, the likeliest at 0."""
+    values = np.log(np.array(probabilities, np.float64))
+    return np.asarray(values - values.max(), np.float32)
 
 
 def make_state(

@@ -10,13 +10,7 @@ from agent.worker.cuts import Cuts
 from agent.worker.ranking import floor_of_largest, largest
 from agent.worker.sampler import Logits, sample
 from bus.messages.sampling import SamplingParams
-from tests.harness.draw_states import make_state
-
-
-def logits_of(*probabilities: float) -> Logits:
-    """Logits whose softmax is `probabilities`, the likeliest at 0."""
-    values = np.log(np.array(probabilities, np.float64))
-    return np.asarray(values - values.max(), np.float32)
+from tests.harness.draw_states import logits_of, make_state
 
 
 def kept(scaled: Logits, rule: SamplingParams, tokens: range | np.ndarray) -> list[int]:

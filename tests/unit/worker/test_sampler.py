@@ -20,7 +20,7 @@ from agent.worker.cuts import Cuts
 from agent.worker.sampler import Logits
 from agent.worker.sampler import sample as sample_rows
 from bus.messages.sampling import SamplingParams
-from tests.harness.draw_states import make_state
+from tests.harness.draw_states import logits_of, make_state
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -31,12 +31,6 @@ def sample(
     """The tokens that states of nothing but `params` give."""
     states = [make_state(rule, logits.shape[1]) for rule in params]
     return [drawn.token for drawn in sample_rows(logits, states, positions)]
-
-
-def logits_of(*probabilities: float) -> Logits:
-    """Logits whose softmax is `probabilities`, the likeliest at 0."""
-    values = np.log(np.array(probabilities, np.float64))
-    return np.asarray(values - values.max(), np.float32)
 
 
 # --- the counter --------------------------------------------------------------------------------
