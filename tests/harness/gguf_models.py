@@ -107,18 +107,23 @@ def write_model(path: Path, model: SmallModel) -> Path:
     writer = gguf.GGUFWriter(str(path), model.family)
     for key, value in model.figures().items():
         _add_value(writer, f"{model.family}.{key}", value)
-    _add_vocabulary(writer)
+    add_vocabulary(writer)
     for name, rows, columns in model.matrices():
         _add_matrix(writer, name, model.choose(name), rows, columns)
     for name, length in model.vectors():
         writer.add_tensor(name, _vector(name, length))
     for name, values in model.tensors.items():
         writer.add_tensor(name, values)
+    write_all(writer)
+    return path
+
+
+def write_all(writer: gguf.GGUFWriter) -> None:
+    """Write what was added, and close the file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 def _add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
@@ -130,7 +135,8 @@ def _add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_uint32(key, value)
 
 
-def _add_vocabulary(writer: gguf.GGUFWriter) -> None:
+def add_vocabulary(writer: gguf.GGUFWriter) -> None:
+    """Add the toy's vocabulary and chat template."""
     words = vocabulary()
     writer.add_tokenizer_model(words.kind)
     writer.add_tokenizer_pre(words.pre)

@@ -12,8 +12,9 @@ import pytest
 from agent.models.graph import EXACT
 from agent.models.importer import import_gguf
 from agent.models.selftest import open_session, prompt_logits
-from agent.models.toy import CHAT_TEMPLATE, IM_END, vocabulary
+from agent.models.toy import CHAT_TEMPLATE
 from bus.errors import Invalid
+from tests.harness.gguf_models import add_vocabulary, write_all
 from tests.harness.models import toy_model_folder
 from tests.harness.reference import ReferenceModel
 from tests.harness.toy_variants import WIDE, VariedWeights
@@ -37,13 +38,7 @@ def write_gguf(path: Path, extra: dict[str, np.ndarray] | None = None) -> Path:
     writer.add_head_count_kv(WIDE.kv_heads)
     writer.add_layer_norm_rms_eps(WIDE.epsilon)
     writer.add_rope_freq_base(WIDE.rotary.base)
-    words = vocabulary()
-    writer.add_tokenizer_model(words.kind)
-    writer.add_tokenizer_pre(words.pre)
-    writer.add_token_list(list(words.tokens))
-    writer.add_token_types(list(words.kinds))
-    writer.add_eos_token_id(IM_END)
-    writer.add_chat_template(CHAT_TEMPLATE)
+    add_vocabulary(writer)
     weights = VariedWeights(kind_of)
     for name in weights.names():
         kind = kind_of(name)
@@ -56,10 +51,7 @@ def write_gguf(path: Path, extra: dict[str, np.ndarray] | None = None) -> Path:
             writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType[kind])
     for name, value in (extra or {}).items():
         writer.add_tensor(name, value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_all(writer)
     return path
 
 
