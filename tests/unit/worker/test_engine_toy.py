@@ -148,9 +148,8 @@ def test_replay_of_delivered_tokens_goes_on_as_the_stream_would(runner: ModelRun
         for delivered in (1, 2, 17):
             segments = (Segment(tokens=40), Segment(tokens=delivered, by_step=True))
             context = prompt + whole[:delivered]
-            rest = run(Engine(runner), submit(2, context, 30 - delivered, rule, segments=segments))[
-                2
-            ]
+            again = submit(2, context, 30 - delivered, rule, segments=segments)
+            rest = run(Engine(runner), again)[2]
             assert whole[:delivered] + rest == whole
 
 
