@@ -9,7 +9,7 @@ import pytest
 from agent.models.folder import ModelFolder
 from agent.worker.engine import Engine
 from agent.worker.model_runner import ModelRunner
-from bench.bare_engine import GREEDY
+from bench.bare_requests import GREEDY
 from bench.cluster import Cluster
 from bus.call import Call
 from bus.ids import GenerationId, pack_ids

