@@ -5,6 +5,10 @@ Rust's syntax, which gives another meaning to some of it (`[[a]]`, `[a&&b]`, `(?
 So the pattern is read here and written anew from its parts. Where ECMA-262 and the validators that
 people use disagree (Unicode digits, letters and spaces), only what all of them accept is allowed.
 
+Control characters that JSON can only write as \\uXXXX are in no answer (bus/text/constraints.py).
+They are left out of every class here, and the engine must not see them: of a class with all control
+characters it makes one with a quote, and a single one makes it forget what stands beside.
+
 Source: ECMA-262, section 22.2.1 "Patterns", with the `u` flag; Annex B for `{`, `}` and `]`.
 """
 
@@ -26,18 +30,22 @@ _PROPERTY = re.compile(r"\{[A-Za-z_]+(=[A-Za-z_]+)?\}")
 _GROUP_NAME = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*>")
 _CONTROL = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
 
-_SPACES = r"\t-\r \x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}"
-_ALL_SPACES = _SPACES + r"\x{1C}-\x{1F}\x{85}\x{FEFF}"
+#: What has to be written as \\uXXXX. Of control characters \b, \t, \n, \f and \r are left.
+_UNWRITABLE = ((0x00, 0x07), (0x0B, 0x0B), (0x0E, 0x1F), (0x7F, 0x7F))
+_UNWRITABLE_ITEMS = r"\x{0}-\x{7}\x{B}\x{E}-\x{1F}\x{7F}"
+
+_SPACES = r"\t\n\f\r \x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}"
+_ALL_SPACES = _SPACES + r"\x{B}\x{1C}-\x{1F}\x{85}\x{FEFF}"
 _ALL_WORD = r"\p{L}\p{N}_"
 _WORD = "0-9A-Za-z_"
 #: Class escapes as insides of a class: what every reading has in it, and what any reading has.
 _NARROW = {
     "d": "0-9",
-    "D": r"\P{Nd}",
+    "D": rf"[^\p{{Nd}}{_UNWRITABLE_ITEMS}]",
     "w": _WORD,
-    "W": f"[^{_ALL_WORD}]",
+    "W": f"[^{_ALL_WORD}{_UNWRITABLE_ITEMS}]",
     "s": _SPACES,
-    "S": f"[^{_ALL_SPACES}]",
+    "S": f"[^{_ALL_SPACES}{_UNWRITABLE_ITEMS}]",
 }
 _BROAD = {
     "d": r"\p{Nd}",
@@ -47,7 +55,8 @@ _BROAD = {
     "s": _ALL_SPACES,
     "S": f"[^{_SPACES}]",
 }
-_ANY = r"[^\n\r\x{2028}\x{2029}]"
+_ANY_AT_ALL = f"[^{_UNWRITABLE_ITEMS}]"
+_ANY = rf"[^\n\r\x{{2028}}\x{{2029}}{_UNWRITABLE_ITEMS}]"
 _ANY_TEXT = "(?s:.*)"
 
 
@@ -227,7 +236,7 @@ class _Reader:
         if character == "\\":
             self._at += 1
             item = self._escape(_NARROW, in_class=False)
-            return f"[{item}]" if isinstance(item, str) else exact_character(item)
+            return f"[{item}]" if isinstance(item, str) else self._literal(item)
         if character == "^":
             raise self.refused("has a ^ that is not at a start; only there it is supported")
         if _QUANTIFIER.match(self._pattern, self._at):
@@ -236,27 +245,49 @@ class _Reader:
             # ECMA-262 takes it for text, others for a repetition.
             raise self.refused("has a repetition without its lower bound; write {0,n}")
         self._at += 1
-        return exact_character(ord(character))
+        return self._literal(ord(character))
+
+    def _literal(self, code: int) -> str:
+        if not _writable(code, code):
+            raise self._unwritable()
+        return exact_character(code)
+
+    def _unwritable(self) -> PatternRefused:
+        return self.refused(
+            "asks for a control character that no answer has, since JSON would have to write it "
+            "as \\uXXXX; leave it out (\\b in a class, \\t, \\n, \\f and \\r are possible)"
+        )
 
     def _class(self) -> str:
         negated = self._take("^")
         table = _BROAD if negated else _NARROW
         items: list[str] = []
+        found = 0
         while not self._take("]"):
-            first = self._class_item(table)
-            if not self._range_follows():
-                items.append(first if isinstance(first, str) else exact_character(first))
-                continue
+            items += self._class_part(table, negated=negated)
+            found += 1
+        if negated:
+            return f"[^{''.join(items)}{_UNWRITABLE_ITEMS}]"
+        if not found:
+            raise self.refused("has the empty class [], which nothing matches")
+        if not items:
+            raise self._unwritable()
+        return f"[{''.join(items)}]"
+
+    def _class_part(self, table: dict[str, str], *, negated: bool) -> list[str]:
+        """A character, a range or an escape of a class, as items of one that can be written."""
+        first = last = self._class_item(table)
+        if self._range_follows():
             self._at += 1
             last = self._class_item(table)
             if isinstance(first, str) or isinstance(last, str) or first > last:
                 raise self.refused("has a class with a range that is none")
-            items.append(f"{exact_character(first)}-{exact_character(last)}")
-        if not items:
-            if not negated:
-                raise self.refused("has the empty class [], which nothing matches")
-            return "(?s:.)"
-        return f"[{'^' if negated else ''}{''.join(items)}]"
+        if isinstance(first, str) or isinstance(last, str):
+            return [first] if isinstance(first, str) else []
+        return [
+            exact_character(a) if a == b else f"{exact_character(a)}-{exact_character(b)}"
+            for a, b in ([(first, last)] if negated else _writable(first, last))
+        ]
 
     def _range_follows(self) -> bool:
         return self._next_is("-") and self._pattern[self._at + 1 : self._at + 2] not in ("", "]")
@@ -282,7 +313,8 @@ class _Reader:
             if found is None:
                 raise self.refused(f"has \\{character} without a property in braces")
             self._at = found.end()
-            return f"\\{character}{found[0]}"
+            # In a negated class it takes away less than it could; what is unwritable goes anyway.
+            return f"[\\{character}{found[0]}&&{_ANY_AT_ALL}]"
         if character == "c" and re.match("[A-Za-z]", self._pattern[self._at : self._at + 1]):
             self._at += 1
             return ord(self._pattern[self._at - 1]) % 32
@@ -333,3 +365,17 @@ class _Reader:
 
 def _joined(inner: list[_Alternative]) -> str:
     return f"(?:{'|'.join(side.body for side in inner)})"
+
+
+def _writable(first: int, last: int) -> list[tuple[int, int]]:
+    """What of a range of code points can be written, as ranges."""
+    found = []
+    for low, high in _UNWRITABLE:
+        if high < first:
+            continue
+        if first < low:
+            found.append((first, min(last, low - 1)))
+        first = max(first, high + 1)
+        if first > last:
+            break
+    return [*found, (first, last)] if first <= last else found
