@@ -161,5 +161,8 @@ OPERATIONS: dict[str, Operation] = {
     "node.approve": lambda api, request, now: api.node_keys.approve(request, now),
     "node.revoke": lambda api, request, now: api.node_keys.revoke(request, now),
     "node.forget": lambda api, request, now: api.node_keys.forget(request, now),
+    "node.drain": lambda api, request, now: api.node_keys.drain(request, now),
+    "node.undrain": lambda api, request, now: api.node_keys.undrain(request, now),
+    "node.label": lambda api, request, now: api.node_keys.label(request, now),
     "node.enrolment": lambda api, request, now: api.node_keys.enrolment(request, now),
 }

@@ -59,6 +59,7 @@ from head.effects import ClientKey, Effects, LinkKey, Reply
 from head.enrolment import Enrolment, Way
 from head.fleet import Fleet
 from head.model_desk import ModelDesk
+from head.node_marks import NodeMarks
 from head.numbers import Numbers
 from head.operation import ApiRequest
 from head.outbox import Outbox
@@ -117,6 +118,7 @@ class HeadCore:
         self.book = AnswerBook(self.outbox, self.texts, boot_wall_offset_s=wall_s - now)
         self.fleet = Fleet()
         self.enrolment = Enrolment(policy.enrolment, self.outbox, stored.node_keys, stored.settings)
+        self.marks = NodeMarks(self.outbox, stored.settings)
         self.runs = Runs(
             policy=policy.runs,
             numbers=self._numbers,
@@ -189,6 +191,7 @@ class HeadCore:
         if (known := self.fleet.get(confirm.identity)) and known.link is not None:
             self.link_down(known.link, "its node made another", now)
         node = self.fleet.link_up(link, confirm, now)
+        node.mark = self.marks.of(node.identity)
         self.runs.link_up(link, node, confirm, now)
         self.models.link_up(node)
 
@@ -200,6 +203,8 @@ class HeadCore:
                 self.runs.renew(link, message)
             case NodeStatus():
                 self.fleet.status(link, message, now)
+                if message.draining:
+                    self.runs.drains.look(now)
                 self.runs.waiting.schedule_all(now)
             case Lost():
                 self.runs.lost(link, message, now)

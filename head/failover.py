@@ -85,13 +85,21 @@ class Failover:
     # --- moving and ending --------------------------------------------------------------------
 
     def move(
-        self, session: Session, why: str, now: float, *, begun: bool = True, died: bool = False
+        self,
+        session: Session,
+        why: str,
+        now: float,
+        *,
+        begun: bool = True,
+        died: bool = False,
+        to: NodeIdentity | None = None,
     ) -> None:
         """The session's generation is over for the head: go on elsewhere, or there anew.
 
         Args:
             begun: it may have been computed; else it stands as one that was not placed yet.
             died: its worker died with it. Who failed otherwise was not on a worker that did.
+            to: a node that has room for it; None lets it wait for one.
         """
         answer, placed = session.answer, session.placed
         if answer is None or placed is None:
@@ -107,7 +115,10 @@ class Failover:
         else:
             self._generations.release(session, now)
             self._generations.unplace(session, "moved")
-            self._waiting.add(answer, now)
+            if to is None:
+                self._waiting.add(answer, now)
+            else:
+                self._generations.start(answer, to, now)
 
     def end(
         self, session: Session, finish: str, now: float, error: SuperfluidError | None = None

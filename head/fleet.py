@@ -14,6 +14,7 @@ from bus.ids import GenerationId, ModelName, NodeIdentity, WorkerIncarnation
 from bus.messages.link import Heartbeat, NodeConfirm, NodeStatus
 from bus.messages.parts import HostStatus, ModelStatus
 from head.effects import LinkKey
+from head.node_marks import NO_MARK, NodeMark
 from head.placement import LANES_AHEAD
 from head.snapshot import FleetSnapshot, ModelView, NodeView
 
@@ -44,7 +45,10 @@ class Node:
     left: bool = False
     models: dict[ModelName, ModelStatus] = field(default_factory=dict)
     host: HostStatus = HostStatus()
-    draining: bool = False
+    #: Its own status says that it is about to leave.
+    says_draining: bool = False
+    #: What an operator decided about it.
+    mark: NodeMark = NO_MARK
     status_at_s: float = -math.inf
     claims: dict[GenerationId, Claim] = field(default_factory=dict)
     sessions_placed: int = 0
@@ -56,11 +60,18 @@ class Node:
         return self.link is not None
 
     @property
+    def draining(self) -> bool:
+        """Whether it gets no work any more, and what it has moves off."""
+        return self.mark.drained or self.says_draining
+
+    @property
     def state(self) -> str:
-        """`up`, `draining`, `left` (it said goodbye) or `down`."""
-        if self.up:
-            return "draining" if self.draining else "up"
-        return "left" if self.left else "down"
+        """`up`, `draining`, `drained` (nothing runs there), `left` (it said goodbye) or `down`."""
+        if not self.up:
+            return "left" if self.left else "down"
+        if not self.draining:
+            return "up"
+        return "draining" if self.claims else "drained"
 
     def has_just_died(self, status: ModelStatus) -> bool:
         """Whether the worker that a status tells of died after it, as far as is known."""
@@ -111,7 +122,7 @@ class Fleet:
         node.capabilities = confirm.capabilities
         node.since_s = now
         node.down_reason = ""
-        node.left = False
+        node.left = node.says_draining = False
         self._by_link[link] = node
         self._take_status(node, confirm.models, confirm.host, now)
         return node
@@ -141,7 +152,7 @@ class Fleet:
     def status(self, link: LinkKey, status: NodeStatus, now: float) -> None:
         node = self._by_link.get(link)
         if node is not None:
-            node.draining = status.draining
+            node.says_draining = status.draining
             self._take_status(node, status.models, status.host, now)
 
     def heartbeat(self, link: LinkKey, heartbeat: Heartbeat) -> None:

@@ -7,12 +7,16 @@ from typing import Annotated, Any
 
 from bus.api_maps import from_map
 from bus.errors import Invalid, NotFound
-from bus.fields import MaxBytes
+from bus.fields import MaxBytes, MaxItems
 from bus.ids import NodeIdentity
 from head.enrolment import REVOKED, describe
+from head.node_marks import NodeMark
 from head.operation import ApiRequest, Core
 
 Name = Annotated[str, MaxBytes(128)]
+#: Labels of one node, and bytes of a key or a value.
+MAX_LABELS = 64
+_MAX_LABEL_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +39,13 @@ class EnrolmentRequest:
     """`restore` goes back to the configured way after a revocation set `approve`."""
 
     restore: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelRequest(NodeRequest):
+    """New values by key; an empty one removes the label."""
+
+    labels: Annotated[dict[str, Any], MaxItems(MAX_LABELS)]
 
 
 class NodeOperations:
@@ -94,12 +105,73 @@ class NodeOperations:
                     param="name",
                 )
         keys = enrolment.forget(asked.name)
-        gone = [name for name in sorted(names) if fleet.forget(name)]
+        marked = [name for name in sorted(names) if self._core.marks.forget(name)]
+        gone = [name for name in sorted(names) if fleet.forget(name)] + marked
         if not keys and not gone:
             raise NotFound(
                 f"no node {asked.name} is known; list them with: sfctl node ls", param="name"
             )
         self._end(request, {"forgotten": sorted({*gone, *(key.identity for key in keys)})})
+
+    # --- drain and labels ---------------------------------------------------------------------
+
+    def drain(self, request: ApiRequest, now: float) -> None:
+        """Place nothing on a node any more, and move off it what another node can take."""
+        name = self._known(from_map(NodeRequest, request.body).name)
+        self._mark(name, self._core.marks.drain(name, drained=True))
+        self._core.runs.drains.look(now)
+        self._end(request, self._shown(name))
+
+    def undrain(self, request: ApiRequest, now: float) -> None:
+        """Give a node work again."""
+        name = self._known(from_map(NodeRequest, request.body).name)
+        self._mark(name, self._core.marks.drain(name, drained=False))
+        self._core.runs.waiting.schedule_all(now)
+        self._end(request, self._shown(name))
+
+    def label(self, request: ApiRequest, now: float) -> None:
+        """Set and remove labels of a node; gives all that it has then."""
+        asked = from_map(LabelRequest, request.body)
+        name = self._known(asked.name)
+        changes = {key: _label(key, value) for key, value in asked.labels.items()}
+        after = {**self._core.marks.of(name).labels, **changes}
+        if len([value for value in after.values() if value]) > MAX_LABELS:
+            raise Invalid(f"a node has at most {MAX_LABELS} labels", param="labels")
+        self._mark(name, self._core.marks.label(name, changes))
+        self._end(request, self._shown(name))
+
+    def _known(self, name: str) -> NodeIdentity:
+        """The identity of a node that was here, that is enrolled, or that has a mark.
+
+        Raises:
+            NotFound: it is none of these.
+        """
+        identity = NodeIdentity(name)
+        if self._core.fleet.get(identity) is not None or identity in self._core.marks:
+            return identity
+        for key in self._core.enrolment.find(name):
+            if key.state != REVOKED:
+                return key.identity
+        raise NotFound(f"no node {name} is known; list them with: sfctl node ls", param="name")
+
+    def _mark(self, identity: NodeIdentity, mark: NodeMark) -> None:
+        node = self._core.fleet.get(identity)
+        if node is not None:
+            node.mark = mark
+
+    def _shown(self, identity: NodeIdentity) -> dict[str, Any]:
+        """What came of an operation: the node's state, what runs there and why it stays."""
+        node, mark = self._core.fleet.get(identity), self._core.marks.of(identity)
+        return {
+            "name": identity,
+            "state": node.state if node is not None else "down",
+            "draining": mark.drained,
+            "generations": len(node.claims) if node is not None else 0,
+            "stays": self._core.runs.drains.why_stays(identity),
+            "labels": dict(mark.labels),
+        }
+
+    # --- enrolment ----------------------------------------------------------------------------
 
     def enrolment(self, request: ApiRequest, now: float) -> None:
         """The way of enrolment, after going back to the configured one when that was asked."""
@@ -109,3 +181,23 @@ class NodeOperations:
 
     def _end(self, request: ApiRequest, body: dict[str, Any]) -> None:
         self._core.outbox.reply(request.end(body))
+
+
+def _label(key: str, value: object) -> str:
+    """The value of a label that may be set; None and an empty one remove it.
+
+    Raises:
+        Invalid: key or value is none.
+    """
+    text = "" if value is None else value
+    for part in (key, text):
+        if not isinstance(part, str) or len(part.encode()) > _MAX_LABEL_BYTES:
+            raise Invalid(
+                f"label {key!r}: keys and values are texts of at most {_MAX_LABEL_BYTES} bytes",
+                param="labels",
+            )
+        if not part.isprintable():
+            raise Invalid(f"label {key!r} has characters that do not print", param="labels")
+    if not key or "=" in key:
+        raise Invalid(f"{key!r} can not be a label: a key is a text without '='", param="labels")
+    return str(text)

@@ -18,6 +18,7 @@ from head.effects import ClientKey, LinkKey, Reply
 from head.enrolment import Enrolment
 from head.fleet import Fleet
 from head.model_desk import ModelDesk
+from head.node_marks import NodeMarks
 from head.outbox import Outbox
 from head.runs import Runs
 from head.texts import TextDesk
@@ -69,6 +70,7 @@ class Core(Protocol):
     book: AnswerBook
     fleet: Fleet
     enrolment: Enrolment
+    marks: NodeMarks
     runs: Runs
     models: ModelDesk
     uploads: Uploads

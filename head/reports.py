@@ -39,6 +39,8 @@ def _node(node: Node, now: float) -> dict[str, Any]:
     return {
         "identity": node.identity,
         "state": node.state,
+        "draining": node.draining,
+        "labels": dict(node.mark.labels),
         "reason": node.down_reason,
         "since_s": round(now - node.since_s, 3),
         "status_age_s": round(now - node.status_at_s, 3),

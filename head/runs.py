@@ -12,6 +12,7 @@ from bus.blob_sender import BlobSource
 from bus.head_session import HeadSession, Receipt, Verdict
 from bus.ids import (
     Epoch,
+    ModelName,
     NodeIdentity,
     SessionId,
     WorkerIncarnation,
@@ -31,6 +32,7 @@ from head.acks import AckDesk
 from head.answers import FINISH_NAMES, QUEUED, RUNNING, Answer, until_stop
 from head.blobs import BlobDesk
 from head.book import AnswerBook
+from head.drains import Drains
 from head.effects import LinkKey
 from head.failover import Failover
 from head.fleet import Fleet, Node
@@ -104,7 +106,7 @@ class Runs:
             blobs=self.blobs,
             timers=timers,
             overdue=lambda session, at: self._failover.end(session, "expired", at),
-            freed=lambda model, at: self.waiting.recheck(model, at),
+            freed=lambda model, at: self._lane_freed(model, at),
             file_failed=lambda *failure: self._failover.file_failed(*failure),
         )
         self.waiting = WaitingLine(
@@ -128,6 +130,14 @@ class Runs:
             fleet=fleet,
             sessions=self.sessions,
             generations=self._generations,
+            waiting=self.waiting,
+            timers=timers,
+        )
+        self.drains = Drains(
+            fleet=fleet,
+            sessions=self.sessions,
+            generations=self._generations,
+            failover=self._failover,
             waiting=self.waiting,
             timers=timers,
         )
@@ -164,6 +174,7 @@ class Runs:
         """A node's link is up: reconcile first, then give it work."""
         self.blobs.link_up(link, node.identity, node.incarnation)
         self._reconciler.link_up(link, node, confirm, now)
+        self.drains.look(now)
         self.waiting.schedule_all(now)
 
     def link_down(self, link: LinkKey, node: Node, reason: str, now: float, *, left: bool) -> None:
@@ -323,6 +334,10 @@ class Runs:
             self._failover.end(session, "cancelled", now)
         else:
             self._book.end(answer, "cancelled", now)
+
+    def _lane_freed(self, model: ModelName, now: float) -> None:
+        self.drains.lane_freed(now)
+        self.waiting.recheck(model, now)
 
     def _answer_ended(self, answer: Answer) -> None:
         session = self.sessions.of(answer)

@@ -143,6 +143,10 @@ class WaitingLine:
         answer.resting[node] = why
         self._timers.at(now + REST_S, rested)
 
+    def where(self, answer: Answer, now: float) -> Placement:
+        """Where an answer that runs could go on at once; nothing changes."""
+        return self._place(answer, now)
+
     def recheck(self, model: ModelName, at: float) -> None:
         """Look at a model's queue again at a time; of several the earliest counts."""
         pending = self._rechecks.get(model)

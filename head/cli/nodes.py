@@ -13,6 +13,7 @@ from bus.agent_status import AgentStatus
 from bus.state import StateFolder
 from head.cli.agents import NODE_GROUP, local_names, running_status
 from head.cli.context import CliContext, pass_context
+from head.cli.node_drain import node_drain, node_label, node_undrain, shown_labels
 from head.cli.node_keys import node_approve, node_enrolment, node_forget, node_revoke
 from head.cli.output import format_option, note, print_json, print_rows
 from head.cli.supervision import ServiceProcess, Supervisor
@@ -31,7 +32,7 @@ _KEY_REASONS = {
 }
 
 #: States of nodes whose figures are of now.
-LIVE = frozenset({"up", "draining"})
+LIVE = frozenset({"up", "draining", "drained"})
 #: How soon an approved node comes by itself, with something to spare.
 _LINKS_WITHIN_S = 15.0
 _JUST_APPROVED = "approved; it links by itself within 10 s"
@@ -51,6 +52,13 @@ def problems(status: Mapping[str, Any], command: Command = "sfctl {}".format) ->
         found.append(
             "no node is here; to run one on the head's machine: "
             f"{command('down')} && {command('up')}; on another: sfctl up --agent-only"
+        )
+    if any(node.get("state") in LIVE for node in nodes) and not any(
+        node.get("state") == "up" for node in nodes
+    ):
+        found.append(
+            "every node that is here is drained, so that no request is served; to give one work "
+            f"again: {command('node undrain')} NAME"
         )
     found += [
         f"node {node['identity']} is down: {node.get('reason') or 'no reason known'}"
@@ -107,9 +115,10 @@ def node_row(node: Mapping[str, Any], local: Mapping[str, str]) -> dict[str, Any
         return {
             **node,
             _LOCAL_COLUMN: local.get(node["identity"]),
+            "labels": shown_labels(node),
             "models": [model["name"] for model in models],
             "generations": None,
-            "problem": node.get("reason"),
+            "problem": "; ".join(filter(None, (node.get("reason"), _drained(node)))),
         }
     used = sum(model.get("lanes_used", 0) for model in models)
     total = sum(model.get("lanes_total", 0) for model in models)
@@ -117,11 +126,17 @@ def node_row(node: Mapping[str, Any], local: Mapping[str, str]) -> dict[str, Any
     return {
         **node,
         _LOCAL_COLUMN: local.get(node["identity"]),
+        "labels": shown_labels(node),
         "models": [f"{model['name']} ({model['phase']})" for model in models],
         "lanes": f"{used}/{total}",
         "tokens/s": max((model.get("decode_rate", 0.0) for model in models), default=0.0),
         "problem": node.get("reason") or "; ".join(wrong),
     }
+
+
+def _drained(node: Mapping[str, Any]) -> str:
+    """What is to be said of a node that gets no work though it is not here."""
+    return "drained by an operator" if node.get("draining") else ""
 
 
 def _keys(report: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -165,6 +180,8 @@ def _print_nodes(nodes: list[dict[str, Any]], form: str, local: Mapping[str, str
     columns = list(_NODE_COLUMNS)
     if any(row[_LOCAL_COLUMN] for row in rows):
         columns.insert(1, _LOCAL_COLUMN)
+    if any(row.get("labels") for row in rows):
+        columns.insert(-1, "labels")
     print_rows(rows, columns, form)
 
 
@@ -272,5 +289,13 @@ def node_ls(context: CliContext, form: str) -> None:
     _print_nodes(with_keys(report, time.time()), form, _local_names(context))
 
 
-for _command in (node_approve, node_revoke, node_forget, node_enrolment):
+for _command in (
+    node_approve,
+    node_revoke,
+    node_forget,
+    node_enrolment,
+    node_drain,
+    node_undrain,
+    node_label,
+):
     node.add_command(_command)

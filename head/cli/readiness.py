@@ -35,6 +35,7 @@ from head.cli.agents import (
     running_status,
     served,
 )
+from head.cli.nodes import LIVE
 from head.cli.output import note, one_line
 from head.cli.supervision import FAILED_STATES, Supervisor
 
@@ -99,7 +100,7 @@ class Readiness:
             if plan.head:
                 continue  # It may have another head.
             node = nodes.get(told[plan.name].identity)
-            if node is None or node.get("state") != "up":
+            if node is None or node.get("state") not in LIVE:
                 return f"{plan.name} has not joined yet"
             ready = {m["name"] for m in node.get("models", []) if m.get("phase") == "ready"}
             for model in served(plan, told[plan.name]):
