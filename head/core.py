@@ -116,7 +116,7 @@ class HeadCore:
         self.outbox = Outbox()
         self.texts = TextDesk(self.outbox)
         self.book = AnswerBook(self.outbox, self.texts, boot_wall_offset_s=wall_s - now)
-        self.fleet = Fleet()
+        self.fleet = Fleet(policy.runs.waiting.return_s)
         self.enrolment = Enrolment(policy.enrolment, self.outbox, stored.node_keys, stored.settings)
         self.marks = NodeMarks(self.outbox, stored.settings)
         self.runs = Runs(
@@ -202,10 +202,11 @@ class HeadCore:
             case LeaseRenew():
                 self.runs.renew(link, message)
             case NodeStatus():
-                self.fleet.status(link, message, now)
+                opens = self.fleet.status(link, message, now)
                 if message.draining:
                     self.runs.drains.look(now)
-                self.runs.waiting.schedule_all(now)
+                if opens:
+                    self.runs.waiting.schedule_all(now)
             case Lost():
                 self.runs.lost(link, message, now)
             case Declined():

@@ -1,25 +1,30 @@
 """The nodes of the fleet as the head sees them: links, statuses, claims, and snapshots of them.
 
 A claim is made when a placement is decided and released when its generation ends; until a status
-that could have counted it arrives it is *unseen* and added to what the status says.
+that could have counted it arrives it is *unseen* and added to what the status says. What placement
+sees of a node is kept until something of it changes, so that a decision among a thousand nodes
+costs no more than looking at them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from bus.ids import GenerationId, ModelName, NodeIdentity, WorkerIncarnation
 from bus.messages.link import Heartbeat, NodeConfirm, NodeStatus
 from bus.messages.parts import HostStatus, ModelStatus
+from head.candidates import room
 from head.effects import LinkKey
 from head.node_marks import NO_MARK, NodeMark
-from head.placement import LANES_AHEAD
-from head.snapshot import FleetSnapshot, ModelView, NodeView
+from head.snapshot import NOTHING, FleetSnapshot, ModelView, NodeView
 
 #: A status may have crossed a placement on its way: only older claims count as seen by it.
 STATUS_CROSSING_S = 0.25
+#: A node that comes back gets half its lanes until so many seconds have passed without a failure.
+RETURN_S = 10.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,6 +59,12 @@ class Node:
     sessions_placed: int = 0
     #: Workers that died, by model, and when: what a status older than that says of them is over.
     deaths: dict[ModelName, tuple[WorkerIncarnation, float]] = field(default_factory=dict)
+    #: It came back and has to show first that it stays.
+    cautious_until_s: float = -math.inf
+    #: How many claims each model has.
+    counts: Counter[ModelName] = field(default_factory=Counter)
+    #: What placement sees of each model; dropped by `changed`.
+    views: dict[ModelName, NodeView] = field(default_factory=dict)
 
     @property
     def up(self) -> bool:
@@ -83,6 +94,7 @@ class Node:
 
         One that is loaded already stays as it is, and one that is not served has nothing to unload.
         """
+        self.changed()
         status = self.models.get(model)
         if status is None and phase == "loading":
             self.models[model] = ModelStatus(name=model, phase=phase)
@@ -90,16 +102,89 @@ class Node:
             self.models[model] = replace(status, phase=phase)
 
     def in_flight(self, model: ModelName) -> int:
-        return sum(claim.model == model for claim in self.claims.values())
+        return self.counts[model]
+
+    def claim(self, generation: GenerationId, claim: Claim) -> None:
+        """Count a generation, at the end of the claims, which are in order of time."""
+        self.release(generation)
+        self.claims[generation] = claim
+        self.counts[claim.model] += 1
+        self.changed()
+
+    def release(self, generation: GenerationId) -> None:
+        """Count a generation no more; fine when it was not."""
+        claim = self.claims.pop(generation, None)
+        if claim is not None:
+            self.counts[claim.model] -= 1
+            self.changed()
+
+    def changed(self) -> None:
+        """Something changed that placement sees."""
+        self.views.clear()
+
+    def view(self, model: ModelName) -> NodeView:
+        """The node as placement sees it for one model."""
+        kept = self.views.get(model)
+        # An operator's mark changes without a word.
+        if kept is None or kept.draining is not self.draining:
+            kept = self.views[model] = self._view(model)
+        return kept
+
+    def _view(self, model: ModelName) -> NodeView:
+        status = self.models.get(model)
+        why_not = _why_not(self, model, status)
+        return NodeView(
+            identity=self.identity,
+            up=self.up,
+            draining=self.draining,
+            capabilities=self.capabilities,
+            serving=None if why_not or status is None else self._model_view(status),
+            why_not=why_not,
+        )
+
+    def _model_view(self, status: ModelStatus) -> ModelView:
+        return ModelView(
+            window_tokens=status.window_tokens,
+            lanes_free=max(status.lanes_total - status.lanes_used, 0),
+            lanes_total=status.lanes_total,
+            queued=status.queued,
+            unseen=self._unseen(status.name),
+            in_flight=self.counts[status.name],
+            sessions_placed=self.sessions_placed,
+            kv_live_tokens=status.kv_live_tokens,
+            kv_total_tokens=status.kv_total_tokens,
+            decode_rate=status.decode_rate,
+            prefill_rate=status.prefill_rate,
+            status_at_s=self.status_at_s,
+            cautious_until_s=self.cautious_until_s,
+            tokenizer_digest=status.tokenizer_digest,
+            numerics=status.numerics,
+        )
+
+    def _unseen(self, model: ModelName) -> int:
+        """Claims that the last status can not have counted: the newest ones."""
+        unseen = 0
+        for claim in reversed(self.claims.values()):
+            if claim.at_s <= self.status_at_s - STATUS_CROSSING_S:
+                break
+            unseen += claim.model == model
+        return unseen
 
 
 class Fleet:
-    """All nodes ever seen by this head since its start. Owned by the head's core."""
+    """All nodes ever seen by this head since its start. Owned by the head's core.
 
-    def __init__(self) -> None:
+    Args:
+        return_s: how long a node that comes back has to be without a failure to get all its lanes.
+    """
+
+    def __init__(self, return_s: float = RETURN_S) -> None:
+        self._return_s = return_s
         self._nodes: dict[NodeIdentity, Node] = {}
         self._by_link: dict[LinkKey, Node] = {}
         self._placements_made = 0
+        #: Called with a node and a model whose worker there is gone, and all that it held.
+        self.on_worker_gone: Callable[[NodeIdentity, ModelName], None] | None = None
 
     @property
     def nodes(self) -> Iterable[Node]:
@@ -113,9 +198,13 @@ class Fleet:
 
     def link_up(self, link: LinkKey, confirm: NodeConfirm, now: float) -> Node:
         """A node's link is up; a former link of it must have been taken down before."""
-        node = self._nodes.setdefault(confirm.identity, Node(identity=confirm.identity))
+        known = self._nodes.get(confirm.identity)
+        node = known or Node(identity=confirm.identity)
+        self._nodes[confirm.identity] = node
         if node.link is not None:
             self._by_link.pop(node.link, None)
+        if known is not None:
+            node.cautious_until_s = now + self._return_s
         node.link = link
         node.incarnation = confirm.incarnation
         node.software = confirm.software
@@ -139,6 +228,8 @@ class Fleet:
         node.down_reason = reason
         node.left = left
         node.claims.clear()
+        node.counts.clear()
+        node.changed()
         return node
 
     def forget(self, identity: NodeIdentity) -> bool:
@@ -146,14 +237,24 @@ class Fleet:
         node = self._nodes.get(identity)
         if node is None or node.up:
             return False
+        for model in node.models:
+            self._worker_gone(node, model)
         del self._nodes[identity]
         return True
 
-    def status(self, link: LinkKey, status: NodeStatus, now: float) -> None:
+    def status(self, link: LinkKey, status: NodeStatus, now: float) -> bool:
+        """Take what a node says of itself.
+
+        Returns:
+            Whether it may take now what it could not before; its load alone opens nothing.
+        """
         node = self._by_link.get(link)
-        if node is not None:
-            node.says_draining = status.draining
-            self._take_status(node, status.models, status.host, now)
+        if node is None:
+            return False
+        opened = _opens(node, node.status_at_s)
+        node.says_draining = status.draining
+        self._take_status(node, status.models, status.host, now)
+        return _opens(node, now) != opened
 
     def heartbeat(self, link: LinkKey, heartbeat: Heartbeat) -> None:
         """Keep the progress of a node's workers, which is newer than its last status."""
@@ -169,21 +270,21 @@ class Fleet:
         self, identity: NodeIdentity, model: ModelName, generation: GenerationId, now: float
     ) -> None:
         node = self._nodes[identity]
-        self.reclaim(identity, model, generation, now)
         node.sessions_placed += 1
+        self.reclaim(identity, model, generation, now)
         self._placements_made += 1
 
     def reclaim(
         self, identity: NodeIdentity, model: ModelName, generation: GenerationId, now: float
     ) -> None:
         """Count a generation again that goes on over a new link."""
-        self._nodes[identity].claims[generation] = Claim(model=model, at_s=now)
+        self._nodes[identity].claim(generation, Claim(model=model, at_s=now))
 
     def release(self, identity: NodeIdentity, generation: GenerationId) -> None:
         """End a claim; fine when the node's link is gone and took it along."""
         node = self._nodes.get(identity)
         if node is not None:
-            node.claims.pop(generation, None)
+            node.release(generation)
 
     def worker_lost(
         self, identity: NodeIdentity, model: ModelName, worker: WorkerIncarnation, now: float
@@ -192,6 +293,10 @@ class Fleet:
         node = self._nodes.get(identity)
         if node is not None:
             node.deaths[model] = (worker, now)
+            if now < node.cautious_until_s:
+                node.cautious_until_s = now + self._return_s
+            node.changed()
+            self._worker_gone(node, model)
 
     def loading(self, model: ModelName) -> bool:
         """Whether any node that is up is loading the model, or will as its worker just died."""
@@ -211,68 +316,77 @@ class Fleet:
         ]
         return max(windows) if windows and all(windows) else 0
 
-    def has_room(self, model: ModelName) -> bool:
+    def has_room(self, model: ModelName, now: float) -> bool:
         """Whether any node that serves the model has fewer generations than it may have."""
-        return any(
-            node.up
-            and not node.draining
-            and (status := node.models.get(model)) is not None
-            and node.in_flight(model) < status.lanes_total + LANES_AHEAD
-            for node in self.nodes
+        return any(_has_room(node.view(model), now) for node in self.nodes)
+
+    def has_room_on(self, identity: NodeIdentity, model: ModelName, now: float) -> bool:
+        """Whether this node has."""
+        node = self._nodes.get(identity)
+        return node is not None and _has_room(node.view(model), now)
+
+    def snapshot(
+        self, model: ModelName, now: float, awaited: Mapping[NodeIdentity, int] = NOTHING
+    ) -> FleetSnapshot:
+        """The fleet as placement sees it for one model.
+
+        Args:
+            awaited: how many requests wait for a full node of all.
+        """
+        return FleetSnapshot(
+            nodes=tuple(self._views(model)),
+            placements_made=self._placements_made,
+            now_s=now,
+            awaited=awaited,
         )
 
-    def snapshot(self, model: ModelName, tokenizer_digest: int, now: float) -> FleetSnapshot:
-        """The fleet as placement sees it for one model; digest 0 leaves that check out."""
-        views = tuple(
-            self._view(node, model, tokenizer_digest, now) for node in self._nodes.values()
-        )
-        return FleetSnapshot(nodes=views, placements_made=self._placements_made)
+    def _views(self, model: ModelName) -> list[NodeView]:
+        return [
+            kept
+            if (kept := node.views.get(model)) and kept.draining is node.draining
+            else node.view(model)
+            for node in self._nodes.values()
+        ]
 
-    def _view(self, node: Node, model: ModelName, digest: int, now: float) -> NodeView:
-        status = node.models.get(model)
-        why_not = _why_not(node, model, status, digest)
-        serving = None if why_not or status is None else self._model_view(node, status, now)
-        return NodeView(
-            identity=node.identity,
-            up=node.up,
-            draining=node.draining,
-            capabilities=node.capabilities,
-            serving=serving,
-            why_not=why_not,
-        )
-
-    def _model_view(self, node: Node, status: ModelStatus, now: float) -> ModelView:
-        claims = [claim for claim in node.claims.values() if claim.model == status.name]
-        seen_before = node.status_at_s - STATUS_CROSSING_S
-        return ModelView(
-            window_tokens=status.window_tokens,
-            lanes_free=max(status.lanes_total - status.lanes_used, 0),
-            lanes_total=status.lanes_total,
-            queued=status.queued,
-            unseen=sum(claim.at_s > seen_before for claim in claims),
-            in_flight=len(claims),
-            sessions_placed=node.sessions_placed,
-            kv_live_tokens=status.kv_live_tokens,
-            kv_total_tokens=status.kv_total_tokens,
-            decode_rate=status.decode_rate,
-            prefill_rate=status.prefill_rate,
-            status_age_s=now - node.status_at_s,
-            tokenizer_digest=status.tokenizer_digest,
-            numerics=status.numerics,
-        )
-
-    @staticmethod
     def _take_status(
-        node: Node, models: tuple[ModelStatus, ...], host: HostStatus, now: float
+        self, node: Node, models: tuple[ModelStatus, ...], host: HostStatus, now: float
     ) -> None:
-        node.models = {status.name: status for status in models}
+        before, node.models = node.models, {status.name: status for status in models}
         node.host = host
         node.status_at_s = now
+        node.changed()
+        for model, status in before.items():
+            after = node.models.get(model)
+            if after is None or after.worker != status.worker:
+                self._worker_gone(node, model)
+
+    def _worker_gone(self, node: Node, model: ModelName) -> None:
+        if self.on_worker_gone is not None:
+            self.on_worker_gone(node.identity, model)
 
 
-def _why_not(node: Node, model: ModelName, status: ModelStatus | None, digest: int) -> str:
+def _has_room(view: NodeView, now: float) -> bool:
+    model = view.serving
+    if model is None or view.draining:
+        return False
+    return model.in_flight < room(model, now, lost_node=True)
+
+
+def _opens(node: Node, now: float) -> dict[ModelName, object]:
+    """What decides whether a node can take a request, without its load."""
+    found: dict[ModelName, object] = {}
+    for name in node.models:
+        view = node.view(name)
+        model = view.serving
+        if model is not None and not view.draining:
+            cautious = now < model.cautious_until_s
+            found[name] = (model.lanes_total, model.window_tokens, model.tokenizer_digest, cautious)
+    return found
+
+
+def _why_not(node: Node, model: ModelName, status: ModelStatus | None) -> str:
     if not node.up:
-        return f"down: {node.down_reason}" if node.down_reason else "down"
+        return node.down_reason
     if status is None:
         return f"does not serve {model}"
     if status.phase == "failed":
@@ -281,6 +395,4 @@ def _why_not(node: Node, model: ModelName, status: ModelStatus | None, digest: i
         return f"{model} is {status.phase} there" + (f" ({status.problem})" * bool(status.problem))
     if node.has_just_died(status):
         return f"the worker for {model} there has just died"
-    if digest and status.tokenizer_digest and status.tokenizer_digest != digest:
-        return f"its tokenizer for {model} differs from the head's; import the same model file"
     return ""

@@ -190,6 +190,23 @@ class RequestQueue:
             return None
         return next(n for n, entry in enumerate(self._order()) if entry.answer == answer)
 
+    def would_wait_behind(self, qos: int, now: float) -> int:
+        """How many go before a request of a class that comes now, of an owner that is new."""
+        mine = now + HEAD_START_S[qos]
+        ahead = 0
+        for entry in self._order():
+            if _due_s(entry) > mine:
+                break
+            ahead += 1
+        return ahead
+
+    def waiting_by_class(self) -> list[list[Entry]]:
+        """The waiting requests of each QoS class, oldest first."""
+        return [
+            sorted((e for e in self._entries.values() if e.qos == qos), key=_age)
+            for qos in range(len(self._classes))
+        ]
+
     def expired(self, now: float) -> list[Entry]:
         """Remove and give those whose wall budget has ended, oldest first."""
         over = sorted((e for e in self._entries.values() if e.expires_s <= now), key=_age)

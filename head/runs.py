@@ -17,6 +17,7 @@ from bus.ids import (
     SessionId,
     WorkerIncarnation,
     count_ids,
+    pack_ids,
     unpack_ids,
 )
 from bus.messages.link import (
@@ -119,6 +120,7 @@ class Runs:
             timers=timers,
             start=self._generations.start,
             holder=self._holder,
+            context_of=self._context_of,
             set_apart_on=self._generations.set_apart_on,
             failover_wait_s=policy.failover_wait_s,
         )
@@ -261,6 +263,8 @@ class Runs:
         """Keep what a run brought, up to the first stop string, and end the answer at its end."""
         kept, stop = until_stop(answer, receipt.ids, self._texts)
         self._take_tokens(session, answer, placed, receipt.first(kept), now)
+        if receipt.finish is not None:
+            self.waiting.finished(answer, receipt.finish.usage.cached_tokens)
         if receipt.finish is not None and not placed.first_offset:
             cached = receipt.finish.usage.cached_tokens
             answer.cached_tokens = min(cached, answer.prompt_tokens)
@@ -340,6 +344,7 @@ class Runs:
         self.waiting.recheck(model, now)
 
     def _answer_ended(self, answer: Answer) -> None:
+        self.waiting.ended(answer)
         session = self.sessions.of(answer)
         if session is None:
             return
@@ -348,8 +353,13 @@ class Runs:
         else:
             self.sessions.drop(session)
 
-    def _holder(self, answer: Answer) -> NodeIdentity | None:
+    def _context_of(self, answer: Answer) -> bytes:
+        session = self.sessions.of(answer)
+        ids = answer.prompt if session is None else session.context.slice()
+        return ids + pack_ids(answer.tokens)
+
+    def _holder(self, answer: Answer) -> tuple[NodeIdentity, int] | None:
         session = self.sessions.of(answer)
         if session is None or session.placed is None or session.placed.link is None:
             return None
-        return session.placed.node
+        return session.placed.node, session.placed.protocol.tokens

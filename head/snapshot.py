@@ -1,13 +1,19 @@
 """The view of the fleet that placement decides on: plain data, no clocks, no links.
 
-The head's core builds one for each decision; simulator and tests build them by hand.
+The head's core builds one for each decision, of views that it keeps until something changes;
+simulator and tests build them by hand.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from bus.ids import ModelName, NodeIdentity, NumericsId
+
+#: No tokens, or requests, on any node.
+NOTHING: Mapping[NodeIdentity, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +29,8 @@ class ModelView:
         sessions_placed: sessions ever placed there by this head, for ties.
         kv_live_tokens, kv_total_tokens: live and possible KV tokens; total 0 is not known.
         decode_rate, prefill_rate: tokens/s of one lane while busy; 0 is not known.
-        cached_tokens: leading prompt tokens of this request that the node holds.
-        status_age_s: seconds since the status; inf when none came.
+        status_at_s: when the status came; -inf when none did.
+        cautious_until_s: until then the node, which has come back, gets half its lanes.
         tokenizer_digest: 0 is not known.
     """
 
@@ -39,8 +45,8 @@ class ModelView:
     kv_total_tokens: int = 0
     decode_rate: float = 0.0
     prefill_rate: float = 0.0
-    cached_tokens: int = 0
-    status_age_s: float = float("inf")
+    status_at_s: float = float("-inf")
+    cautious_until_s: float = float("-inf")
     tokenizer_digest: int = 0
     numerics: NumericsId = NumericsId("")
 
@@ -64,7 +70,12 @@ class NodeView:
 class PlacementRequest:
     """What is to be placed. `expected_tokens` is max_new, or what remains of it.
 
-    `needs` are the capabilities that a node must have.
+    Attributes:
+        needs: the capabilities that a node must have.
+        cached: leading tokens of the prompt that nodes are believed to hold.
+        passed_s: for how long it has left nodes alone that could have taken it, to wait for one
+            that holds its prefix.
+        lost_node: it ran already and its node failed: a node that came back gives it all its lanes.
     """
 
     model: ModelName
@@ -74,11 +85,22 @@ class PlacementRequest:
     prefer_numerics: NumericsId = NumericsId("")
     excluded: frozenset[NodeIdentity] = frozenset()
     needs: tuple[str, ...] = ()
+    cached: Mapping[NodeIdentity, int] = field(default_factory=lambda: NOTHING)
+    passed_s: float = 0.0
+    lost_node: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSnapshot:
-    """All nodes, and how many placements were made before (round-robin's turn)."""
+    """All nodes at a moment.
+
+    Attributes:
+        placements_made: how many were made before (round-robin's turn).
+        now_s: the moment.
+        awaited: how many requests wait for a full node of all, since it holds their prefix.
+    """
 
     nodes: tuple[NodeView, ...]
     placements_made: int = 0
+    now_s: float = 0.0
+    awaited: Mapping[NodeIdentity, int] = field(default_factory=lambda: NOTHING)

@@ -3,27 +3,30 @@
 Work waits here and not at nodes. An answer that no node can take now is refused with every node's
 reason, unless a node may be about to take it: the head or a link is new, the model loads, or a
 node declined for a reason that passes. One that was running and lost its node waits for another
-for `failover_wait_s` before it ends with `node_lost`.
+for `failover_wait_s` before it ends with `node_lost`. One whose prefix a full node holds may wait
+for that node while others are open (head/placement.py); those behind it go on.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from bus.capabilities import BLOBS, SAMPLING
 from bus.errors import Expired, Internal, NodeLost, NoNode, SuperfluidError
 from bus.ids import ModelName, NodeIdentity, NumericsId
 from bus.messages.api import QueuedEvent
 from bus.timers import Timers
+from head.affinity import Affinity, ContextOf
 from head.answers import QUEUED, Answer
 from head.book import AnswerBook
-from head.fleet import Fleet
+from head.fleet import RETURN_S, Fleet
 from head.outbox import Outbox
-from head.placement import Placement, place
-from head.queueing import DEFAULT_LIMIT, Entry, RequestQueue
-from head.snapshot import FleetSnapshot, PlacementRequest
+from head.placement import DEFAULT_OPTIONS, POLICIES, Placement, PlacementOptions, place
+from head.queueing import DEFAULT_LIMIT, LOOK_AHEAD, Entry, RequestQueue
+from head.snapshot import NOTHING, NodeView, PlacementRequest
 from head.texts import TextDesk
 
 #: How long a node that declined for a passing reason is left alone by the answer, and how often.
@@ -34,8 +37,8 @@ RECHECK_S = 1.0
 
 #: Starts an answer on the node that was chosen.
 Start = Callable[[Answer, NodeIdentity, float], None]
-#: The node that holds an answer's session already, if one does.
-Holder = Callable[[Answer], NodeIdentity | None]
+#: The node that holds an answer's session already, if one does, and how many tokens of it.
+Holder = Callable[[Answer], tuple[NodeIdentity, int] | None]
 #: The nodes on which an answer that is set apart of this model stands alone for now.
 SetApart = Callable[[ModelName], frozenset[NodeIdentity]]
 
@@ -45,6 +48,8 @@ class WaitingPolicy:
     """Which node is chosen, how many may wait, and how long for a node that may come."""
 
     placement: str = "load-aware"
+    options: PlacementOptions = DEFAULT_OPTIONS
+    return_s: float = RETURN_S
     queue_limit: int = DEFAULT_LIMIT
     node_wait_s: float = 10.0
 
@@ -64,6 +69,7 @@ class WaitingLine:
         timers: Timers,
         start: Start,
         holder: Holder,
+        context_of: ContextOf,
         set_apart_on: SetApart,
         failover_wait_s: float,
     ) -> None:
@@ -77,6 +83,9 @@ class WaitingLine:
         self._texts = texts
         self._timers = timers
         self._start = start
+        self._affinity = Affinity(context_of)
+        self._keeps_prefixes = POLICIES[policy.placement].keeps_prefixes
+        fleet.on_worker_gone = self._affinity.worker_gone
         self._queues: dict[ModelName, RequestQueue] = {}
         #: The one timer of each queue that looks again, and when it is due.
         self._rechecks: dict[ModelName, tuple[int, float]] = {}
@@ -110,6 +119,8 @@ class WaitingLine:
         answer.stage = QUEUED
         if answer.key is not None or answer.is_turn:
             self._book.store(answer)
+        if self._keeps_prefixes:
+            self._affinity.queued(answer)
         self.schedule(answer.model, now)
         if answer.stage == QUEUED:
             self._announce_queued(answer, queue)
@@ -119,9 +130,18 @@ class WaitingLine:
     def remove(self, answer: Answer) -> None:
         """Take an answer out that ends for another reason."""
         self._timers.cancel(answer.budget_timer)
+        self._affinity.ended(answer)
         queue = self._queues.get(answer.model)
         if queue is not None:
             queue.remove(answer.id)
+
+    def finished(self, answer: Answer, cached_tokens: int) -> None:
+        """A node ended an answer's generation, and says how much of its context it had."""
+        self._affinity.finished(answer, cached_tokens)
+
+    def ended(self, answer: Answer) -> None:
+        """An answer that ran is over, however it ended."""
+        self._affinity.ended(answer)
 
     def unsettle(self, now: float) -> None:
         """A node's link ended: it may come back."""
@@ -145,7 +165,21 @@ class WaitingLine:
 
     def where(self, answer: Answer, now: float) -> Placement:
         """Where an answer that runs could go on at once; nothing changes."""
-        return self._place(answer, now)
+        request = replace(self._request(answer, now), passed_s=math.inf)
+        return self._place(answer, request, now)
+
+    def explain(
+        self, request: PlacementRequest, qos: int, now: float
+    ) -> tuple[Placement, RequestQueue | None, int]:
+        """Where a request would go now, the queue of its model, and how many would go before it."""
+        placement = place(
+            self._policy.placement,
+            self._fleet.snapshot(request.model, now),
+            request,
+            self._policy.options,
+        )
+        queue = self._queues.get(request.model)
+        return placement, queue, queue.would_wait_behind(qos, now) if queue is not None else 0
 
     def recheck(self, model: ModelName, at: float) -> None:
         """Look at a model's queue again at a time; of several the earliest counts."""
@@ -175,23 +209,47 @@ class WaitingLine:
 
     def _schedule_some(self, model: ModelName, queue: RequestQueue, now: float) -> bool:
         """Try the queue's next candidates; False when there is no room for any more."""
-        for entry in queue.candidates():
+        awaited: Counter[NodeIdentity] = Counter()
+        for entry in queue.candidates(LOOK_AHEAD + self._affinity.preferring):
             answer = self._book.get(entry.answer)
             if answer is None:
                 raise ValueError(f"answer {entry.answer} waits and is in no book")
-            placement = self._place(answer, now)
+            if (node := self._still_prefers(answer, now)) is not None:
+                awaited[node] += 1
+                continue
+            placement = self._place(answer, self._request(answer, now), now, awaited)
             if placement.node is not None:
                 queue.take(entry.answer, now)
-                self._timers.cancel(answer.budget_timer)
-                self._start(answer, placement.node, now)
-            elif placement.error is not None and not self._may_wait(answer, placement.error, now):
+                self._goes(answer, placement.node, now)
+            elif placement.waits_for is not None:
+                awaited[placement.waits_for] += 1
+                self._affinity.prefers(answer.id, placement.waits_for, placement.wait_s, now)
+                self.recheck(model, now + placement.wait_s)
+            elif placement.fails is not None and not self._may_wait(answer, placement.fails, now):
                 self.remove(answer)
                 self._book.end(answer, "error", now, self._no_place(answer, placement, now))
-            elif not self._fleet.has_room(model):
+            elif not self._fleet.has_room(model, now):
                 return False
         return True
 
-    def _may_wait(self, answer: Answer, error: SuperfluidError, now: float) -> bool:
+    def _still_prefers(self, answer: Answer, now: float) -> NodeIdentity | None:
+        """The full node that an answer goes on to wait for; None when it is to be placed anew."""
+        wanted = self._affinity.preference(answer.id)
+        if wanted is None or now >= wanted.until_s:
+            return None
+        if self._fleet.has_room_on(wanted.node, answer.model, now):
+            return None
+        self.recheck(answer.model, wanted.until_s)
+        return wanted.node
+
+    def _goes(self, answer: Answer, identity: NodeIdentity, now: float) -> None:
+        self._timers.cancel(answer.budget_timer)
+        node = self._fleet.get(identity)
+        if self._keeps_prefixes and node is not None:
+            self._affinity.started(answer, identity, node.models[answer.model].worker)
+        self._start(answer, identity, now)
+
+    def _may_wait(self, answer: Answer, fails: type[SuperfluidError], now: float) -> bool:
         """Whether a node may come in time for an answer that no node can take now."""
         if answer.resting:
             return True
@@ -203,7 +261,7 @@ class WaitingLine:
             if now < until:
                 self.recheck(answer.model, min(until, now + RECHECK_S))
             return now < until
-        if not isinstance(error, NoNode):
+        if fails is not NoNode:
             return False
         until = answer.accepted_s + self._policy.node_wait_s
         settling = now < self._settled_s and not answer.tried
@@ -225,22 +283,44 @@ class WaitingLine:
                 )
                 self._book.end(answer, "error", now, error)
 
-    def _place(self, answer: Answer, now: float) -> Placement:
-        digest = self._texts.digest(answer.model)
-        request = PlacementRequest(
+    def _place(
+        self,
+        answer: Answer,
+        request: PlacementRequest,
+        now: float,
+        awaited: Mapping[NodeIdentity, int] = NOTHING,
+    ) -> Placement:
+        snapshot = self._fleet.snapshot(answer.model, now, awaited)
+        policy, options = self._policy.placement, self._policy.options
+        holder = self._holder(answer)
+        if holder is not None and self._keeps_prefixes:
+            node, tokens = holder
+            tokens = max(tokens, request.cached.get(node, 0))
+            request = replace(request, cached={**request.cached, node: tokens})
+        elif holder is not None:
+            there = tuple(view for view in snapshot.nodes if view.identity == holder[0])
+            placed = place(policy, replace(snapshot, nodes=there), request, options)
+            if placed.node is not None and _has_free_lane(there):
+                return placed
+        return place(policy, snapshot, request, options)
+
+    def _request(self, answer: Answer, now: float) -> PlacementRequest:
+        """What placement has to know of an answer."""
+        lost_node = bool(answer.tokens) or answer.failed_s is not None
+        wanted = self._affinity.preference(answer.id)
+        passed_s = math.inf if lost_node else 0.0 if wanted is None else now - wanted.since_s
+        return PlacementRequest(
             model=answer.model,
             prompt_tokens=answer.context_tokens,
             expected_tokens=answer.remaining,
-            tokenizer_digest=digest,
+            tokenizer_digest=self._texts.digest(answer.model),
             prefer_numerics=NumericsId(answer.numerics if answer.tokens else ""),
             excluded=frozenset(self._refusals(answer)) | self._avoided(answer),
             needs=_needs(answer),
+            cached=self._affinity.cached(answer) if self._keeps_prefixes else NOTHING,
+            passed_s=passed_s,
+            lost_node=lost_node,
         )
-        snapshot = self._fleet.snapshot(answer.model, digest, now)
-        holder = self._holder(answer)
-        if holder is not None and _has_free_lane(snapshot, holder, request):
-            return Placement(holder, (), None)
-        return place(self._policy.placement, snapshot, request)
 
     def _refusals(self, answer: Answer) -> dict[NodeIdentity, str]:
         """The nodes that an answer does not go to now, with why. One that restarted is new."""
@@ -288,13 +368,9 @@ def _needs(answer: Answer) -> tuple[str, ...]:
     return tuple(name for name, is_wanted in wanted.items() if is_wanted)
 
 
-def _has_free_lane(
-    snapshot: FleetSnapshot, identity: NodeIdentity, request: PlacementRequest
-) -> bool:
-    """Whether a node, which holds the request's session, could begin with it at once."""
-    one = FleetSnapshot(nodes=tuple(n for n in snapshot.nodes if n.identity == identity))
-    found = place("least-loaded", one, request).node is not None
-    return found and all(
-        node.serving is not None and node.serving.in_flight < node.serving.lanes_total
-        for node in one.nodes
+def _has_free_lane(views: Iterable[NodeView]) -> bool:
+    """Whether nodes could all begin with one more generation at once."""
+    return all(
+        view.serving is not None and view.serving.in_flight < view.serving.lanes_total
+        for view in views
     )

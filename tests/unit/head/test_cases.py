@@ -38,7 +38,7 @@ def burst(fleet: Fleet, size: int) -> list[str]:
         request = PlacementRequest(
             model=TOY, prompt_tokens=100, expected_tokens=100, tokenizer_digest=5
         )
-        found = place("load-aware", fleet.snapshot(TOY, 5, 11.0), request).node
+        found = place("load-aware", fleet.snapshot(TOY, 11.0), request).node
         placed.append(found or "waits")
         if found is not None:
             fleet.claim(found, TOY, GenerationId(number + 1), 11.0)
@@ -59,8 +59,9 @@ def test_g7_a_burst_of_64_goes_to_where_it_ends_first_even_behind_others() -> No
     fleet = Fleet()
     node("fast", 1, 8, 80.0, fleet, used=6)
     node("slow", 2, 8, 20.0, fleet)
-    # Two free lanes and the next to be free at 1,375 ms, then 2,625, 3,875 and 5,125 behind others,
-    # before an idle slow lane's 5,500; then 6,375, 7,625 and 8,875, until both have all they may.
+    # Two free lanes at 1,375 ms; then one of eight has to end first, at 1,531 ms, and behind others
+    # at 2,781, 4,031 and 5,281, before an idle slow lane's 5,500; then 6,531 goes after the slow
+    # node's ninth at 6,125, until both have all they may.
     expected = ["fast"] * 6 + ["slow"] * 9 + ["fast"] * 3
     assert burst(fleet, 64) == expected + ["waits"] * 46
 

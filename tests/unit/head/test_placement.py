@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from bus.errors import ContextLengthExceeded, Invalid, NoNode, UnsupportedOnFleet
 from bus.ids import ModelName, NodeIdentity, NumericsId
-from head.placement import POLICIES, Placement, Rates, completion_ms, place, with_claim
+from head.placement import POLICIES, Placement, place, with_claim
+from head.policies import DEFAULT_OPTIONS, Case, Rates, completion_ms
 from head.snapshot import FleetSnapshot, ModelView, NodeView, PlacementRequest
 
 A, B, C = NodeIdentity("a"), NodeIdentity("b"), NodeIdentity("c")
+NOW = 100.0
 #: A node with four free lanes, a fresh status, 20 and 200 tokens/s.
 IDLE = ModelView(
     window_tokens=4096,
@@ -22,7 +24,7 @@ IDLE = ModelView(
     kv_total_tokens=10_000,
     decode_rate=20.0,
     prefill_rate=200.0,
-    status_age_s=1.0,
+    status_at_s=NOW - 1.0,
     tokenizer_digest=7,
 )
 
@@ -31,7 +33,7 @@ def fleet(made: int = 0, **models: ModelView | None) -> FleetSnapshot:
     nodes = tuple(
         NodeView(identity=NodeIdentity(name), serving=model) for name, model in models.items()
     )
-    return FleetSnapshot(nodes=nodes, placements_made=made)
+    return FleetSnapshot(nodes=nodes, placements_made=made, now_s=NOW)
 
 
 def request(
@@ -58,28 +60,32 @@ def load_aware(snapshot: FleetSnapshot, asked: PlacementRequest | None = None) -
 
 
 @pytest.mark.parametrize(
-    ("model", "expected_ms"),
+    ("model", "cached", "expected_ms"),
     [
         # 100 / 200 s of prefill and 40 / 20 s of answer.
-        (IDLE, 2500.0),
-        # Two of three waiting find no lane: 2 * 2000 ms more.
-        (replace(IDLE, queued=2, unseen=1, lanes_free=1), 6500.0),
+        (IDLE, 0, 2500.0),
+        # Two of three waiting find no lane: 2 * 2000 ms more, and the first of four lanes has to
+        # end: 2000 / 4 ms.
+        (replace(IDLE, queued=2, unseen=1, lanes_free=1), 0, 7000.0),
+        # What waits takes all lanes that are free: one of the four has to end.
+        (replace(IDLE, queued=1, unseen=3, lanes_free=4), 0, 3000.0),
         # Free lanes beyond what waits do not make it faster.
-        (replace(IDLE, queued=1, lanes_free=4), 2500.0),
+        (replace(IDLE, queued=1, lanes_free=4), 0, 2500.0),
         # 80 of the prompt's tokens are cached: 20 / 200 s.
-        (replace(IDLE, cached_tokens=80), 2100.0),
+        (IDLE, 80, 2100.0),
         # More cached than the prompt has: no prefill, nothing negative.
-        (replace(IDLE, cached_tokens=300), 2000.0),
+        (IDLE, 300, 2000.0),
         # An old status: its queue of 9 is not counted, the head's own two are.
-        (replace(IDLE, queued=9, in_flight=2, status_age_s=10.1), 6500.0),
-        (replace(IDLE, queued=5, in_flight=2, status_age_s=10.0), 4500.0),
+        (replace(IDLE, queued=9, in_flight=2, status_at_s=NOW - 10.1), 0, 6500.0),
+        (replace(IDLE, queued=5, in_flight=2, status_at_s=NOW - 10.0), 0, 5000.0),
         # No rates: the 40 and 400 of the others. 250 + 1000 ms.
-        (replace(IDLE, decode_rate=0.0, prefill_rate=0.0), 1250.0),
+        (replace(IDLE, decode_rate=0.0, prefill_rate=0.0), 0, 1250.0),
     ],
 )
-def test_estimated_completion(model: ModelView, expected_ms: float) -> None:
+def test_estimated_completion(model: ModelView, cached: int, expected_ms: float) -> None:
     others = Rates(decode=40.0, prefill=400.0)
-    assert completion_ms(model, request(), others) == pytest.approx(expected_ms)
+    case = Case(fleet(a=model), request(), DEFAULT_OPTIONS, others)
+    assert completion_ms(model, case, cached) == pytest.approx(expected_ms)
 
 
 def test_missing_rates_are_the_mean_of_those_that_reported() -> None:
@@ -101,9 +107,9 @@ def test_missing_rates_are_the_mean_of_those_that_reported() -> None:
 def test_without_any_rate_20_and_200_tokens_a_second_are_taken() -> None:
     silent = replace(IDLE, decode_rate=0.0, prefill_rate=0.0)
     placed = load_aware(fleet(a=replace(silent, queued=5), b=replace(silent, queued=6)))
-    # a: one ahead, 2 * 2000 + 500 ms; b: two ahead.
+    # a: one ahead, 2 * 2000 + 500 ms, and 2000 / 4 for the first lane; b: two ahead.
     assert placed.node == A
-    assert dict(placed.reasons) == {B: "would end after 6500 ms, a after 4500 ms"}
+    assert dict(placed.reasons) == {B: "would end after 7000 ms, a after 5000 ms"}
 
 
 def test_ties_go_to_fewer_sessions_placed_then_to_the_first_name() -> None:
@@ -116,9 +122,11 @@ def test_ties_go_to_fewer_sessions_placed_then_to_the_first_name() -> None:
 
 
 def test_a_cached_prefix_draws_until_its_node_is_behind() -> None:
-    warm = replace(IDLE, cached_tokens=100)
-    assert load_aware(fleet(a=IDLE, b=warm)).node == B
-    assert load_aware(fleet(a=IDLE, b=replace(warm, queued=5))).node == A
+    asked = replace(request(), cached={B: 100})
+    assert load_aware(fleet(a=IDLE, b=IDLE), asked).node == B
+    # 500 ms of prefill are saved: as much as the first of four lanes takes to end.
+    assert load_aware(fleet(a=IDLE, b=replace(IDLE, lanes_free=0)), asked).node == A
+    assert load_aware(fleet(a=IDLE, b=replace(IDLE, queued=5)), asked).node == A
 
 
 def test_a_moved_stream_prefers_equal_numerics() -> None:
@@ -153,7 +161,7 @@ def test_every_node_that_can_not_serve_says_why() -> None:
         "draining": "is draining",
         "empty": "does not serve m",
         "loading": "is loading m",
-        "other": "has another tokenizer for this model than the fleet",
+        "other": "its tokenizer for m differs from the fleet's; import the same model file there",
         "tried": "was tried for this request already",
     }
     for policy in POLICIES:
@@ -243,7 +251,7 @@ def test_nearly_full_kv_is_left_alone_unless_all_are() -> None:
     assert placed.node == B
     assert dict(placed.reasons) == {A: "its KV cache is 90% in use"}
     assert load_aware(fleet(a=replace(high, kv_live_tokens=8999), b=slow)).node == A
-    assert load_aware(fleet(a=replace(high, status_age_s=10.0), b=slow)).node == A
+    assert load_aware(fleet(a=replace(high, status_at_s=NOW - 10.0), b=slow)).node == A
     assert load_aware(fleet(a=replace(high, kv_total_tokens=0), b=slow)).node == A
     assert load_aware(fleet(a=high, b=replace(high, decode_rate=1.0))).node == A
 
@@ -319,7 +327,8 @@ def test_a_burst_is_spread_and_the_rest_waits() -> None:
             kv_total_tokens=st.sampled_from([0, 100]),
             decode_rate=st.sampled_from([0.0, 5.0, 50.0]),
             prefill_rate=st.sampled_from([0.0, 500.0]),
-            status_age_s=st.sampled_from([1.0, 20.0, float("inf")]),
+            status_at_s=st.sampled_from([NOW - 1.0, NOW - 20.0, float("-inf")]),
+            cautious_until_s=st.sampled_from([float("-inf"), NOW + 1.0]),
             tokenizer_digest=st.sampled_from([0, 7, 8]),
         ),
         max_size=5,
@@ -340,6 +349,6 @@ def test_a_node_is_chosen_or_every_node_has_its_reason(
         assert placed.error is None
         chosen = next(n.serving for n in snapshot.nodes if n.identity == placed.node)
         assert chosen is not None
-        assert chosen.in_flight < 5
+        assert chosen.in_flight < (5 if chosen.cautious_until_s < NOW else 2)
         assert chosen.window_tokens in (0, 100, 4096)
         assert chosen.tokenizer_digest in (0, 7)
