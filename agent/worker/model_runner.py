@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,7 +29,8 @@ from agent.worker.kv_cache import (
     lane_tokens,
 )
 from agent.worker.numerics import numerics_id
-from agent.worker.prepacked import open_prepacked
+from agent.worker.page_cache import gather_pages
+from agent.worker.prepacked import DATA, open_prepacked
 from agent.worker.provider import Target, check_provider, choose_target, preload_cuda
 from agent.worker.sessions import SessionOptions, open_session, usable_processors
 from agent.worker.spinning import SpinPolicy
@@ -250,12 +252,12 @@ class _Opener:
     def _prepacked(self, spin: bool) -> onnxruntime.InferenceSession | None:
         target = self._target
         options = SessionOptions(threads=self.threads, spin=spin, optimized=True)
-        return open_prepacked(
-            self._folder,
-            target.graph,
-            target.providers[0],
-            lambda copy: open_session(copy, target.providers, options),
-        )
+
+        def opened(copy: Path) -> onnxruntime.InferenceSession:
+            gather_pages(copy.with_name(DATA))
+            return open_session(copy, target.providers, options)
+
+        return open_prepacked(self._folder, target.graph, target.providers[0], opened)
 
     def _plain(
         self, spin: bool, provider_options: Mapping[str, str]
