@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,6 +29,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from bus.errors import ModelIncomplete
 from bus.messages.sampling import MAX_CONSTRAINT_BYTES, Constraint
 from bus.text.constraint_errors import refused
+from bus.text.engine_tokenizer import without_added_texts
 from bus.text.json_schema import translate_schema
 from bus.text.lark_text import translate_lark
 from bus.text.schema_ends import has_value
@@ -96,9 +98,11 @@ def make_tokenizer(model: TextModel, vocab: int = 0) -> LLTokenizer:
     known = len(model.vocabulary)
     if not model.eos:
         raise refused("model", f"model {model.files.name} has no token that ends a text")
+    # Random, so that no constraint has it.
+    prefix = f"\U0010fffd{secrets.token_hex(8)}"
     try:
         made = LLTokenizer(
-            model.files.tokenizer,
+            without_added_texts(model.files.tokenizer, model.eos, prefix),
             n_vocab=max(vocab, known),
             eos_token=list(model.eos),
             slices=LLTokenizer.json_slices(),
@@ -108,15 +112,18 @@ def make_tokenizer(model: TextModel, vocab: int = 0) -> LLTokenizer:
         raise ModelIncomplete(
             f"the tokenizer of model {model.files.name} can not be used for constraints ({error})"
         ) from error
-    special = set(model.special)
+    hidden, ends = prefix.encode(), frozenset(model.eos)
     for token, text in enumerate(model.vocabulary):
         theirs = made.decode_bytes([token])
-        # Without text there it is never allowed.
-        if theirs and theirs != text and token not in special:
+        # Without text there, or with a hidden one, it is never allowed.
+        if theirs.startswith(hidden):
+            continue
+        if theirs and (theirs != text or token in ends):
             raise refused(
                 "model",
                 f"the engine takes token {token} of model {model.files.name} for {theirs!r}, and "
-                f"it adds {text!r} to the text; use another model",
+                f"it {'ends a text' if token in ends else f'adds {text!r} to the text'}; use "
+                "another model",
             )
     return made
 
