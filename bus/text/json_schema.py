@@ -33,7 +33,7 @@ from bus.text.schema_limits import (
     UNSUPPORTED,
     SchemaRefused,
 )
-from bus.text.schema_names import check_name_patterns
+from bus.text.schema_names import check_free_names, check_name_patterns
 from bus.text.schema_numbers import count, literal, lower_bound, step, upper_bound
 from bus.text.schema_oneof import check_one_of
 from bus.text.schema_references import References, escaped
@@ -75,6 +75,7 @@ class _Translation:
             made = {"$defs": definitions, **made}
         check_steps(made)
         check_one_of(made)
+        check_free_names(made)
         return made
 
     def _schema(self, node: Json, where: str, depth: int, *, is_root: bool = False) -> Out:

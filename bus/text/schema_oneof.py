@@ -8,12 +8,13 @@ values listed by `const` or `enum`, of themselves or of a required property.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from itertools import combinations
 from typing import Any
 
 from bus.text.schema_limits import TYPES, SchemaRefused
+from bus.text.schema_names import schema_nodes
 
 Schema = Mapping[str, Any]
 
@@ -35,7 +36,7 @@ def check_one_of(schema: Schema) -> None:
         SchemaRefused: it can not be told.
     """
     definitions = schema.get("$defs", {})
-    for node in _nodes(schema):
+    for node in schema_nodes(schema):
         sides = node.get("oneOf")
         if not isinstance(sides, list):
             continue
@@ -57,17 +58,6 @@ def check_one_of(schema: Schema) -> None:
             )
 
 
-def _nodes(node: Any) -> Iterator[Schema]:
-    if isinstance(node, dict):
-        yield node
-        for key, item in node.items():
-            if key not in ("const", "enum"):
-                yield from _nodes(item)
-    elif isinstance(node, list):
-        for item in node:
-            yield from _nodes(item)
-
-
 class _Sides:
     """Compares schemas."""
 
@@ -79,7 +69,7 @@ class _Sides:
         seen: set[str] = set()
         waiting: list[Schema] = [side]
         while waiting:
-            for node in _nodes(waiting.pop()):
+            for node in schema_nodes(waiting.pop()):
                 if any(not isinstance(node.get(key, {}), dict) for key in _NARROWED):
                     return True
                 if "patternProperties" in node:

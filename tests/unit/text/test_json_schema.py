@@ -254,6 +254,9 @@ def test_beside_a_reference_counts_what_the_dialect_says() -> None:
     assert translated(draft7) == {"$defs": {"r0": {}}, "$ref": "#/$defs/r0"}
 
 
+NAMED: Any = {"type": "object", "required": ["bb"]}
+
+
 @pytest.mark.parametrize(
     ("schema", "expected"),
     [
@@ -276,7 +279,41 @@ def test_beside_a_reference_counts_what_the_dialect_says() -> None:
             False,
         ),
         ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"const": 1}}, "$ref": "#/$defs/a"}, True),
+        # A required property that only a pattern knows.
+        ({**NAMED, "patternProperties": {"^b": True}, "additionalProperties": False}, True),
+        ({**NAMED, "patternProperties": {"^a": True}, "additionalProperties": False}, False),
+        ({**NAMED, "patternProperties": {"^b": {"$ref": "#"}}}, False),
+        ({**NAMED, "patternProperties": {"^a": {"$ref": "#"}}}, True),
+        ({**NAMED, "patternProperties": {"^(b|b)*c": {"$ref": "#"}}}, True),
+        ({**NAMED, "properties": {"b": True}, "patternProperties": {"^b": {"$ref": "#"}}}, False),
+        ({**NAMED, "properties": {"b": True}, "patternProperties": {"^x": {"$ref": "#"}}}, True),
     ],
 )
 def test_whether_a_finite_value_exists(schema: Any, expected: bool) -> None:
     assert has_value(translated(schema)) is expected
+
+
+# After a comma the engine would find that no name is left.
+@pytest.mark.parametrize(
+    ("schema", "taken"),
+    [
+        ({"required": ["ab"], "patternProperties": {"^ab$": {}}}, False),
+        ({"properties": {"a": {}, "b": {}}, "patternProperties": {"^[ab]$": {}}}, False),
+        ({"properties": {"a": {}, "b": {}}, "patternProperties": {"^a$": {}, "^b$": {}}}, False),
+        ({"properties": {'a"/': {}}, "patternProperties": {'^a"/$': {}}}, False),
+        ({"allOf": [{"required": ["a"]}], "patternProperties": {"^a$": {}}}, False),
+        ({"properties": {"a": {}}, "patternProperties": {"^[ab]$": {}}}, True),
+        ({"properties": {"a": {}}, "patternProperties": {"^a": {}}}, True),
+        ({"properties": {"a": {}}, "patternProperties": {"^a$": {}, "^b$": {}}}, True),
+        ({"patternProperties": {"^a$": {}}}, True),
+        ({"properties": {"x": {"required": ["a"]}}, "patternProperties": {"^a$": {}}}, True),
+    ],
+)
+def test_patterns_of_names_leave_a_name_to_go_on_with(schema: Any, taken: bool) -> None:
+    whole = {"type": "object", **schema, "additionalProperties": False}
+    if taken:
+        translated(whole)
+    else:
+        with pytest.raises(SchemaRefused, match="matches names of properties only"):
+            translated(whole)
+    assert translated({"type": "object", **schema})
