@@ -10,7 +10,7 @@
     ├── RateLimited, QueueFull, NoNode, StorageFull, NoMemory
     ├── Expired, TimedOut
     ├── NodeLost, UnsupportedOnFleet, BlobMissing, TokenizerUnavailable
-    ├── RequestKillsWorkers, ConstraintReplayFailed
+    ├── RequestKillsWorkers, ConstraintReplayFailed, StoreRestored
     ├── Internal
     ├── NoHead                  no head answers at the address (client side)
     ├── StartError              a process can not start
@@ -234,6 +234,13 @@ class ConstraintReplayFailed(SuperfluidError):
     """No node accepted the constraint with the tokens delivered so far."""
 
     code = "constraint_replay_failed"
+
+
+class StoreRestored(SuperfluidError):
+    """The answer ran when a backup was made that the head's store was put back from."""
+
+    code = "store_restored"
+    http_status = 410
 
 
 class BlobMissing(SuperfluidError):

@@ -92,6 +92,7 @@ class AnswerOperations:
                 param="offset",
                 details={"offset": asked.offset, "have": have},
             )
+        self._core.put_back.check_cursor(answer.id, asked.offset)
         self._subscribe_when_described(request, answer, asked.offset, now)
 
     def cancel(self, request: ApiRequest, now: float) -> None:

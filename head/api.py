@@ -22,6 +22,7 @@ from head.node_operations import NodeOperations
 from head.operation import ApiRequest, Core
 from head.sampling_request import check_below
 from head.session_operations import SessionOperations
+from head.store_operations import StoreOperations
 from head.texts import MakeJob
 
 
@@ -35,6 +36,7 @@ class Api:
         self.sessions = SessionOperations(core, self.answers)
         self.node_keys = NodeOperations(core)
         self.node_models = ModelOperations(core)
+        self.store = StoreOperations(core)
 
     def handle(self, request: ApiRequest, now: float) -> None:
         """Run one request.
@@ -51,6 +53,8 @@ class Api:
             )
         if self._core.book.is_open(request.client, request.id):
             raise Invalid("id names an open request already; choose another", param="id")
+        if request.envelope.op in GROWS:
+            self._core.storage.check_new_work()
         operation(self, request, now)
 
     # --- text ---------------------------------------------------------------------------------
@@ -164,5 +168,9 @@ OPERATIONS: dict[str, Operation] = {
     "node.drain": lambda api, request, now: api.node_keys.drain(request, now),
     "node.undrain": lambda api, request, now: api.node_keys.undrain(request, now),
     "node.label": lambda api, request, now: api.node_keys.label(request, now),
+    "backup": lambda api, request, now: api.store.backup(request, now),
     "node.enrolment": lambda api, request, now: api.node_keys.enrolment(request, now),
 }
+
+#: What makes kept sessions longer. What makes a new one, or an answer, asks in the core.
+GROWS = frozenset({"session.append"})

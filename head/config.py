@@ -12,6 +12,7 @@ from head.core import CorePolicy
 from head.enrolment import WAYS, Way
 from head.placement import POLICIES
 from head.queueing import DEFAULT_LIMIT
+from head.reserve import MIB, RoomPolicy
 from head.runs import RunPolicy
 from head.waiting import WaitingPolicy
 
@@ -76,6 +77,14 @@ class SessionsSection:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSection:
     retain_s: Seconds = 3600.0
+    reserve_mib: Annotated[int, Range(0, 1 << 20)] = 64
+    min_free_mib: Annotated[int, Range(0, 1 << 20)] = 64
+
+    @property
+    def room_policy(self) -> RoomPolicy:
+        return RoomPolicy(
+            reserve_bytes=self.reserve_mib * MIB, min_free_bytes=self.min_free_mib * MIB
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,9 +63,11 @@ from head.node_marks import NodeMarks
 from head.numbers import Numbers
 from head.operation import ApiRequest
 from head.outbox import Outbox
+from head.put_back import PutBack, lost_since
 from head.restore import answer_from
 from head.rows import ADMITTED, FINISHED, PutPeer, StoredAnswer, StoredState
 from head.runs import RunPolicy, Runs
+from head.storage import Storage
 from head.texts import TextDesk
 from head.uploads import NO_FILES, Uploads
 
@@ -113,6 +115,8 @@ class HeadCore:
         self._started_s = now
         self._numbers = Numbers(stored.boot)
         self._timers = Timers()
+        self.storage = Storage()
+        self.put_back = PutBack(stored.settings)
         self.outbox = Outbox()
         self.texts = TextDesk(self.outbox)
         self.book = AnswerBook(self.outbox, self.texts, boot_wall_offset_s=wall_s - now)
@@ -267,6 +271,7 @@ class HeadCore:
         Args:
             session: the made session that it is a turn of.
         """
+        self.storage.check_new_work()
         number = self._numbers.answers.next()
         if request.seed is None:
             sampling = replace(sampling, seed=int.from_bytes(self._entropy(8), "little"))
@@ -289,6 +294,7 @@ class HeadCore:
 
     def new_session_id(self) -> SessionId:
         """A name for a session that a client makes."""
+        self.storage.check_new_work()
         return self._session_id(self._numbers.answers.next())
 
     def fail_request(
@@ -310,6 +316,7 @@ class HeadCore:
             "nodes": reports.nodes(self.fleet, now),
             "enrolment": self.enrolment.report(),
             "models": reports.models(self.fleet, self.texts, self.runs.waiting.counts()),
+            "store": self.storage.report(),
             "answers": {
                 "running": self.runs.running,
                 "queued": sum(self.runs.waiting.counts().values()),
@@ -355,7 +362,9 @@ class HeadCore:
             answer = answer_from(stored, self.book, now)
             self.book.add(answer)
             self.runs.made.restore_turn(answer, stored.context_tokens)
-            if stored.state == ADMITTED:
+            if stored.state != FINISHED and self.put_back.is_of_copy(stored.answer):
+                self.book.end(answer, "error", now, lost_since())
+            elif stored.state == ADMITTED:
                 self._requeue(answer, now)
             elif stored.state != FINISHED:
                 self.runs.restore(answer, stored, now)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from bus.ids import RequestId
 from head.rows import Row
 
 #: Names one link: what the transport layer knows it by.
@@ -64,7 +65,20 @@ class CloseLink:
     reason: str
 
 
-Output = SendLink | Reply | TextJob | DropText | CloseLink
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackUp:
+    """A copy of the store for an API client: into `file`, or its own folder when that is empty.
+
+    `keep` is how many stay in that folder; 0 is all.
+    """
+
+    client: ClientKey
+    request: RequestId
+    file: str = ""
+    keep: int = 0
+
+
+Output = SendLink | Reply | TextJob | DropText | CloseLink | BackUp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,9 @@ from head.fleet import Fleet
 from head.model_desk import ModelDesk
 from head.node_marks import NodeMarks
 from head.outbox import Outbox
+from head.put_back import PutBack
 from head.runs import Runs
+from head.storage import Storage
 from head.texts import TextDesk
 
 if TYPE_CHECKING:
@@ -74,6 +76,8 @@ class Core(Protocol):
     runs: Runs
     models: ModelDesk
     uploads: Uploads
+    storage: Storage
+    put_back: PutBack
 
     def new_answer(
         self,

@@ -6,6 +6,7 @@ Every output of a round waits for the rows of that round: simple, and never too 
 from __future__ import annotations
 
 from head.effects import (
+    BackUp,
     ClientKey,
     CloseLink,
     DropText,
@@ -46,6 +47,9 @@ class Outbox:
 
     def drop_text(self, job: int) -> None:
         self._outputs.append(DropText(job=job))
+
+    def back_up(self, job: BackUp) -> None:
+        self._outputs.append(job)
 
     def drain(self) -> Effects:
         """The round's effects, in order."""

@@ -9,7 +9,6 @@ Times named `wall` are seconds since 1970, for people; everything else about tim
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from bus.errors import StartError
 from bus.version import __version__
+from head.store_copy import copy_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +149,8 @@ def migrate(
     """Bring an existing file to the newest version; a copy of what it was stays beside it.
 
     Raises:
-        StartError: a newer program wrote it, or a migration failed; the file is then as it was
-            before that one.
+        StartError: a newer program wrote it, it could not be backed up, or a migration failed;
+            the file is then as it was before that one.
         sqlite3.DatabaseError: it is none of ours.
     """
     version = stored_version(connection)
@@ -161,7 +161,7 @@ def migrate(
             f"copy named {backup_path(file, len(migrations)).name} if there is one"
         )
     if version < len(migrations):
-        _back_up(connection, backup_path(file, version))
+        _back_up(connection, file, version)
     for number in range(version, len(migrations)):
         try:
             apply(connection, number + 1, migrations[number])
@@ -177,19 +177,15 @@ def backup_path(file: Path, version: int) -> Path:
     return file.with_name(f"{file.name}.v{version}.backup")
 
 
-def _back_up(connection: sqlite3.Connection, target: Path) -> None:
-    unfinished = target.with_name(target.name + ".part")
-    unfinished.unlink(missing_ok=True)
-    os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    copy = sqlite3.connect(unfinished, isolation_level=None)
+def _back_up(connection: sqlite3.Connection, file: Path, version: int) -> None:
+    target = backup_path(file, version)
     try:
-        connection.backup(copy)
-        copy.execute("PRAGMA journal_mode = DELETE")
-    finally:
-        copy.close()
-    sync(unfinished)
-    unfinished.replace(target)
-    sync(target.parent)
+        copy_whole(connection, target)
+    except OSError as error:
+        raise StartError(
+            f"the store {file} has to be brought to a newer schema and {target} could not be "
+            f"written before that ({error.strerror}); see that the disk has room"
+        ) from error
 
 
 def apply(connection: sqlite3.Connection, version: int, migration: Migration) -> None:
@@ -207,12 +203,3 @@ def apply(connection: sqlite3.Connection, version: int, migration: Migration) ->
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
-
-
-def sync(path: Path) -> None:
-    """Bring a file, or a folder's list of files, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from functools import partial
 
 from bus.blob_folder import BlobFolder
-from bus.errors import TooLarge
+from bus.errors import SuperfluidError, TooLarge
 from bus.ids import BootCounter, WorkerIncarnation
 from bus.log import EventLog
 from bus.messages.api import MARK, encode_body, error_body
@@ -21,13 +22,25 @@ from bus.transport.api_server import MAX_BATCH_BYTES, ApiServer
 from bus.transport.loop import Loop
 from bus.transport.pool import ProcessPool
 from bus.version import __version__
+from head.backups import Backup
 from head.config import HeadConfig
 from head.core import HeadCore
-from head.effects import ClientKey, CloseLink, DropText, Output, Reply, SendLink, TextJob
+from head.effects import (
+    BackUp,
+    ClientKey,
+    CloseLink,
+    DropText,
+    Output,
+    Reply,
+    SendLink,
+    TextJob,
+)
 from head.gate import OutputGate
 from head.links import FleetLinks
 from head.model_folders import find_folders
+from head.reserve import Reserve
 from head.store import Store
+from head.store_care import StoreCare
 from head.text_pool import TextPool
 
 #: How often the models folder is looked at for new models.
@@ -76,7 +89,8 @@ class HeadServer:
         config, state = self._config, self._state
         stack.enter_context(state.lock("head"))
         loop = self._loop = stack.enter_context(Loop())
-        self._store, stored = Store.open(state.store)
+        reserve = Reserve(state.store, config.store.room_policy)
+        self._store, stored = Store.open(state.store, reserve=reserve)
         stack.callback(self._store.close)
         files = stack.enter_context(BlobFolder(state.path / "blobs", config.blobs.budget_bytes))
         now = clock.now()
@@ -88,6 +102,14 @@ class HeadServer:
             wall_s=time.time(),
             files=files,
         )
+        self._care = StoreCare(
+            self._store.file,
+            reserve,
+            self._log,
+            tell=self._core.storage.tell,
+            write_back=self._store.write_back_log,
+        )
+        stack.callback(self._care.close)
         self._api = ApiServer(config.api.socket or f"ipc://{state.run / 'api.sock'}")
         stack.callback(self._api.close)
         self._links = FleetLinks(loop, config.fleet, state, stored, self._core.enrolment, self._log)
@@ -101,6 +123,8 @@ class HeadServer:
         self._api.attach(loop, self._read_clients)
         loop.add_reader(self._store.fileno(), self._committed)
         loop.add_reader(files.fileno(), self._core.uploads.settle)
+        loop.add_reader(self._care.fileno(), self._care.settle)
+        loop.add_timer_source(self._care.next_timeout, self._care.handle_timeout)
         loop.add_timer_source(self._core.next_timeout, self._core.handle_timeout)
         # Before the first request: one that came with the restart would find no model.
         self._look_for_models(now)
@@ -179,6 +203,8 @@ class HeadServer:
                     self._texts.submit(client, job)
                 case DropText(job=number):
                     self._texts.drop(number)
+                case BackUp() as job:
+                    self._care.back_up(job.file, job.keep, partial(self._backed_up, job))
                 case CloseLink(link=link, reason=reason):
                     self._log.warning("link_closed", link=link, reason=reason)
                     self._links.close_link(link, reason)
@@ -190,6 +216,13 @@ class HeadServer:
             self._log.warning("client_too_slow", client=client.hex())
             self._given_up.add(client)
             self._core.client_gone(client, clock.now())
+
+    def _backed_up(self, job: BackUp, made: Backup | SuperfluidError) -> None:
+        if isinstance(made, SuperfluidError):
+            body = error_body(job.request, made)
+        else:
+            body = {"id": job.request, "kind": "end", **made.to_map()}
+        self._core.outbox.reply(Reply(client=job.client, body=body))
 
     def _tell_given_up(self, client: ClientKey) -> None:
         error = TooLarge(

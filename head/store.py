@@ -14,18 +14,34 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from bus.errors import Internal, StartError, StoreCorrupt, SuperfluidError
+from bus.errors import Internal, StartError, SuperfluidError
 from bus.file_lock import FileLock
 from bus.ids import SessionId
 from head.effects import Persist
-from head.rows import PurgeAnswers, PurgeSessions, StoredAnswer, StoredState
-from head.schema import MIGRATIONS, Migration, apply, migrate, sync
+from head.log_mark import LogMark, has_frames, lineage, log_file, mark_file
+from head.put_back import JUMP, SETTING
+from head.reserve import Reserve
+from head.rows import PurgeAnswers, PurgeSessions, PutSetting, StoredAnswer, StoredState
+from head.schema import MIGRATIONS, Migration, migrate
+from head.store_copy import COPY_MARK, read_facts
+from head.store_file import (
+    BUSY_TIMEOUT_S,
+    FILE,
+    check_copy,
+    check_file,
+    checkpoint,
+    connect,
+    make_when_missing,
+    run_error,
+    start_error,
+)
 from head.store_folder import claim_folder
 from head.tables import (
     find_answer,
@@ -38,13 +54,10 @@ from head.tables import (
     write,
 )
 
-FILE = "head.db"
 #: Boot numbers are the high half of ids that SQLite keeps as signed 64-bit numbers.
 MAX_BOOT = 2**31 - 1
-#: How long another program (a backup) may hold the file before that is a fault.
-BUSY_TIMEOUT_S = 5.0
-
-_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+#: SQLite asks after so many steps of a read whether it has to end.
+_STEPS_PER_LOOK = 10_000
 
 
 class Store:
@@ -55,31 +68,44 @@ class Store:
     """
 
     def __init__(
-        self, file: Path, connection: sqlite3.Connection, boot: int, lock: FileLock
+        self,
+        file: Path,
+        connection: sqlite3.Connection,
+        boot: int,
+        lock: FileLock,
+        reserve: Reserve | None = None,
     ) -> None:
-        self._file = file
+        self.file = file
         self._connection = connection
         self._boot = boot
         self._lock = lock
-        self._reader = _connect(file)
+        self._reserve = reserve
+        self._reader = connect(file)
         self._reader.execute("PRAGMA query_only = ON")
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._changed = threading.Condition()
         self._waiting: deque[Persist] = deque()
         self._durable = 0
         self._closing = False
+        self._write_back = False
         self._error: SuperfluidError | None = None
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
     @classmethod
     def open(
-        cls, folder: Path, *, boot_above: int = 0, migrations: Sequence[Migration] = MIGRATIONS
+        cls,
+        folder: Path,
+        *,
+        boot_above: int = 0,
+        migrations: Sequence[Migration] = MIGRATIONS,
+        reserve: Reserve | None = None,
     ) -> tuple[Self, StoredState]:
         """Open the store in `folder`, or make it, and raise the boot number.
 
         Args:
             boot_above: the new boot number will be above this (what nodes report).
+            reserve: what is given up when the disk is full.
 
         Raises:
             StoreCorrupt: it can not be read; nothing was changed.
@@ -89,31 +115,39 @@ class Store:
         lock = claim_folder(folder)
         file = folder / FILE
         connection: sqlite3.Connection | None = None
+        mark: LogMark | None = None
         try:
-            _make_when_missing(file, migrations)
-            connection = _connect(file)
+            check_file(file)
+            if reserve is not None:
+                reserve.settle_before_start()
+            make_when_missing(file, migrations)
+            mark = _check_log(file)
+            connection = connect(file)
             migrate(connection, file, migrations)
             connection.execute("PRAGMA journal_mode = WAL")
             # Before the boot number is raised: a file that can not be read is left as it is.
-            state = StoredState(
-                boot=0,
-                head_id="",
-                answers=read_answers(connection),
-                peers=read_peers(connection),
-                sessions=read_sessions(connection),
-                node_keys=read_node_keys(connection),
-                settings=read_settings(connection),
-            )
-            head_id, boot = _raise_boot(connection, boot_above)
-            store = cls(file, connection, boot, lock)
+            state = _read(connection)
+            older = mark is not None and mark.is_older(file, state.head_id, state.boot)
+            head_id, boot = _take_over(connection, boot_above, older=older)
+            LogMark(head_id, boot, lineage(log_file(file))).write(file)
+            settings = read_settings(connection)
+            store = cls(file, connection, boot, lock, reserve)
         except BaseException as error:
             if connection is not None:
+                if mark is None:
+                    # Its log, if it has one, was its own, and closing writes it back.
+                    mark_file(file).unlink(missing_ok=True)
                 connection.close()
             lock.close()
             if isinstance(error, sqlite3.Error):
-                raise _start_error(file, error) from error
+                raise start_error(file, error) from error
+            if isinstance(error, OSError):
+                raise StartError(
+                    f"the store's folder {folder} can not be used ({error.strerror}); see that "
+                    "the disk has room and the folder can be written"
+                ) from error
             raise
-        return store, replace(state, boot=boot, head_id=head_id)
+        return store, replace(state, boot=boot, head_id=head_id, settings=settings)
 
     def submit(self, persist: Persist) -> None:
         """Hand over what is to be committed; returns at once.
@@ -157,6 +191,12 @@ class Store:
         """The newest committed answer of a session."""
         return self._read("session = ?", (session,))
 
+    def write_back_log(self) -> None:
+        """Have the log written back and made short, after a reader that stayed long has ended."""
+        with self._changed:
+            self._write_back = True
+            self._changed.notify()
+
     def close(self) -> None:
         """Commit what waits and let the folder go. May be called again."""
         with self._changed:
@@ -166,11 +206,15 @@ class Store:
             self._changed.notify()
         self._thread.join()
         self._reader.close()
+        # From here on a log that is gone is one that was written back.
+        mark_file(self.file).unlink(missing_ok=True)
         self._connection.close()
         os.close(self._wake)
         self._lock.close()
 
     def _read(self, where: str, values: tuple[str, ...]) -> StoredAnswer | None:
+        until = time.monotonic() + BUSY_TIMEOUT_S
+        self._reader.set_progress_handler(lambda: time.monotonic() > until, _STEPS_PER_LOOK)
         try:
             # One transaction: an answer and its tokens are of one moment.
             self._reader.execute("BEGIN")
@@ -179,16 +223,19 @@ class Store:
             finally:
                 self._reader.execute("ROLLBACK")
         except sqlite3.Error as error:
-            raise _run_error(self._file, error) from error
+            raise run_error(self.file, error) from error
 
     # --- the writer's thread ------------------------------------------------------------------
 
     def _run(self) -> None:
-        while batch := self._next_batch():
+        while (batch := self._next_batch()) is not None:
             try:
-                self._commit(batch)
+                if batch:
+                    self._commit(batch)
+                else:
+                    checkpoint(self._connection)
             except sqlite3.Error as error:
-                self._settle(error=_run_error(self._file, error))
+                self._settle(error=run_error(self.file, error))
                 return
             except SuperfluidError as error:
                 self._settle(error=error)
@@ -196,26 +243,40 @@ class Store:
             except Exception as error:  # noqa: BLE001 - any fault here must stop the head
                 self._settle(error=Internal(f"the store's writer failed: {error!r}"))
                 return
-            self._settle(durable=batch[-1].lsn)
-            self._shrink(batch)
+            if batch:
+                self._settle(durable=batch[-1].lsn)
+                self._shrink(batch)
 
-    def _next_batch(self) -> list[Persist]:
-        """All that waits; nothing when the store closes."""
+    def _next_batch(self) -> list[Persist] | None:
+        """All that waits; nothing when the log is to be written back; None at the end."""
         with self._changed:
-            while not self._waiting and not self._closing:
+            while not (self._waiting or self._write_back or self._closing):
                 self._changed.wait()
+            if not (self._waiting or self._write_back):
+                return None
             batch = list(self._waiting)
             self._waiting.clear()
+            self._write_back = self._write_back and bool(batch)
             return batch
 
     def _commit(self, batch: list[Persist]) -> None:
+        """Commit once, or a second time when the disk was full and the reserve made room."""
+        try:
+            self._commit_once(batch)
+        except sqlite3.OperationalError as error:
+            full = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
+            if not full or self._reserve is None or not self._reserve.give_up():
+                raise
+            self._commit_once(batch)
+
+    def _commit_once(self, batch: list[Persist]) -> None:
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         try:
             (boot,) = connection.execute("SELECT boot FROM head").fetchone()
             if boot != self._boot:
                 raise Internal(
-                    f"another head (boot {boot}) writes the store {self._file}; this one (boot "
+                    f"another head (boot {boot}) writes the store {self.file}; this one (boot "
                     f"{self._boot}) ends; see that only one head runs on this state folder"
                 )
             for persist in batch:
@@ -245,85 +306,55 @@ class Store:
             try:
                 give_back_space(self._connection)
             except sqlite3.Error as error:
-                self._settle(error=_run_error(self._file, error))
+                self._settle(error=run_error(self.file, error))
 
 
-def _connect(file: Path) -> sqlite3.Connection:
-    """A connection to an existing file."""
-    connection = sqlite3.connect(
-        f"{file.absolute().as_uri()}?mode=rw",
-        uri=True,
-        timeout=BUSY_TIMEOUT_S,
-        isolation_level=None,
-        # The writer's thread uses the one that was opened in the loop's, and no other does then.
-        check_same_thread=False,
-    )
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA foreign_keys = ON")
-    return connection
+def _take_over(connection: sqlite3.Connection, above: int, *, older: bool) -> tuple[str, int]:
+    """Commit a boot number above all earlier ones.
 
-
-def _make_when_missing(file: Path, migrations: Sequence[Migration]) -> None:
-    """Make a new file whole under another name first: a file that is there was once complete."""
-    if file.exists():
-        return
-    left = [name for name in (f"{FILE}-wal", f"{FILE}-journal") if (file.parent / name).exists()]
-    if left:
-        raise StoreCorrupt(
-            f"the store {file} is gone, but its {left[0]} is there; put the file back, or move "
-            f"{left[0]} away to begin with an empty store"
-        )
-    unfinished = file.with_name(FILE + ".new")
-    for suffix in ("", "-wal", "-shm", "-journal"):
-        unfinished.with_name(unfinished.name + suffix).unlink(missing_ok=True)
-    os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    connection = _connect(unfinished)
-    try:
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        for version, migration in enumerate(migrations, start=1):
-            apply(connection, version, migration)
-    finally:
-        connection.close()
-    sync(unfinished)
-    unfinished.replace(file)
-    sync(file.parent)
-
-
-def _raise_boot(connection: sqlite3.Connection, above: int) -> tuple[str, int]:
-    """Commit a boot number above all earlier ones."""
+    Args:
+        older: the file may be of an earlier time than what was given out last.
+    """
     connection.execute("BEGIN IMMEDIATE")
     row = connection.execute("SELECT head_id, boot FROM head").fetchone()
     if row is None:
         raise sqlite3.DatabaseError("its row for the head is gone")
     head_id, stored = row
-    boot = max(stored, above) + 1
+    (mark,) = connection.execute("PRAGMA user_version").fetchone()
+    is_copy = older or mark == COPY_MARK
+    boot = max(stored, above) + (JUMP if is_copy else 1)
     if boot > MAX_BOOT:
         raise StartError(f"boot number {boot} is above {MAX_BOOT}; a node or the store is damaged")
     connection.execute("UPDATE head SET boot = ?", (boot,))
+    if is_copy:
+        write(connection, PutSetting(name=SETTING, value=str(boot)))
+        connection.execute("PRAGMA user_version = 0")
     connection.execute("COMMIT")
     return head_id, boot
 
 
-def _start_error(file: Path, error: sqlite3.Error) -> StartError:
-    code = getattr(error, "sqlite_errorcode", None)
-    # Errors without a code are our own findings; OperationalError without damage is the system's.
-    if code is None or (code & 0xFF) in _DAMAGE or code == sqlite3.SQLITE_ERROR:
-        return StoreCorrupt(
-            f"the store {file} can not be read ({error}); put a copy of it in its place, or move "
-            "it away to begin with an empty one (its sessions and answers are lost then)"
-        )
-    return StartError(
-        f"the store {file} can not be opened ({error}); see that the disk has room, the folder "
-        "can be written and no other program uses the file"
+def _read(connection: sqlite3.Connection) -> StoredState:
+    """All that a store has, and the number of its last start."""
+    facts = read_facts(connection)
+    return StoredState(
+        boot=facts.boot,
+        head_id=facts.head,
+        answers=read_answers(connection),
+        peers=read_peers(connection),
+        sessions=read_sessions(connection),
+        node_keys=read_node_keys(connection),
+        settings=read_settings(connection),
     )
 
 
-def _run_error(file: Path, error: sqlite3.Error) -> SuperfluidError:
-    if (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _DAMAGE:
-        return StoreCorrupt(
-            f"the store {file} is damaged ({error}); stop the head and put a copy in its place"
-        )
-    return Internal(
-        f"the store {file} could not commit ({error}); the head ends and starts again from what "
-        "is on disk; see that the disk has room"
-    )
+def _check_log(file: Path) -> LogMark | None:
+    """See that the log beside a store is its own; gives the note to compare with when it has none.
+
+    Raises:
+        StoreCorrupt: it is another's.
+        StartError: the note can not be read.
+    """
+    mark = None if check_copy(file) else LogMark.read(file)
+    if mark is not None:
+        mark.check_log(file)
+    return None if has_frames(log_file(file)) else mark

@@ -18,7 +18,19 @@ import click
 
 from bus.errors import NoHead, SuperfluidError
 from bus.version import __version__
-from head.cli import attach, chat, demo, doctor, keys, logs, models, nodes, services, sessions
+from head.cli import (
+    attach,
+    backup,
+    chat,
+    demo,
+    doctor,
+    keys,
+    logs,
+    models,
+    nodes,
+    services,
+    sessions,
+)
 from head.cli.context import CliContext, pass_context
 from head.cli.logs import EXIT_INTERRUPTED
 from head.cli.machine import why_no_head
@@ -176,6 +188,8 @@ for _command in (
     keys.token,
     doctor.doctor,
     demo.demo,
+    backup.backup,
+    backup.restore_command,
 ):
     cli.add_command(_command)
 

@@ -22,6 +22,7 @@ from head.cli.machine import Machine, changed_since_start, look_at_machine, unna
 from head.cli.nodes import EXIT_NOT_HEALTHY, problems
 from head.cli.output import format_option, print_rows
 from head.cli.supervision import conf_file
+from head.store_file import FILE, look_at_store
 
 _COLUMNS = ("check", "ok", "problem")
 
@@ -50,6 +51,7 @@ def run_checks(context: CliContext) -> Iterator[dict[str, str | bool | None]]:
         "key files": lambda: open_key_files(state.keys),
         "token": lambda: _token(context, state, machine),
         "models": lambda: _models(context, state, machine),
+        "store": lambda: look_at_store(state.store / FILE),
         "services": lambda: _services(context, machine),
         "links": lambda: _links(state, machine),
         "workers": lambda: _workers(state, machine),

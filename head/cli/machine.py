@@ -12,7 +12,7 @@ from bus.state import StateFolder
 from head.cli.agents import NODE_GROUP, AgentPlan, agent_names, plan_agents
 from head.cli.preflight import HEAD_TOML
 from head.cli.supervision import ServiceProcess, Supervisor
-from head.store import FILE as STORE_FILE
+from head.store_file import FILE as STORE_FILE
 
 HEAD_GROUP = "head"
 _AGENT_TOML = "agent.toml"

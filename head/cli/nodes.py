@@ -16,6 +16,7 @@ from head.cli.context import CliContext, pass_context
 from head.cli.node_drain import node_drain, node_label, node_undrain, shown_labels
 from head.cli.node_keys import node_approve, node_enrolment, node_forget, node_revoke
 from head.cli.output import format_option, note, print_json, print_rows
+from head.cli.store import store_line, store_problems
 from head.cli.supervision import ServiceProcess, Supervisor
 
 EXIT_NOT_HEALTHY = 3
@@ -60,6 +61,7 @@ def problems(status: Mapping[str, Any], command: Command = "sfctl {}".format) ->
             "every node that is here is drained, so that no request is served; to give one work "
             f"again: {command('node undrain')} NAME"
         )
+    found += store_problems(status, command)
     found += [
         f"node {node['identity']} is down: {node.get('reason') or 'no reason known'}"
         for node in nodes
@@ -218,6 +220,8 @@ def _show_fleet(context: CliContext, form: str) -> list[str]:
         f"  placement {head.get('placement')}"
     )
     click.echo(f"answers: {answers.get('running', 0)} running, {answers.get('queued', 0)} queued")
+    if line := store_line(report):
+        click.echo(line)
     click.echo()
     _print_nodes(with_keys(report, time.time()), form, _local_names(context))
     click.echo()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+from dataclasses import replace
 
 from bus.ids import Epoch, GenerationId, ModelName, NodeIdentity, SessionId, pack_ids
 from head.effects import Persist
@@ -22,6 +23,11 @@ def answer(number: int, key: str | None = None, owner: str = "ann") -> PutAnswer
         on_disconnect="cancel",
         created_wall_s=1000.5,
     )
+
+
+def long_answer(number: int) -> PutAnswer:
+    """One with a prompt of 8 kB."""
+    return replace(answer(number), prompt=pack_ids(range(2000)))
 
 
 def generation(number: int, of: int, node: str = "n1", first: int = 0) -> PutGeneration:

@@ -12,7 +12,8 @@ import pytest
 from bus.errors import StartError, StoreCorrupt
 from bus.ids import pack_ids
 from head.schema import MIGRATIONS, Migration, apply, backup_path
-from head.store import FILE, Store
+from head.store import Store
+from head.store_file import FILE
 from tests.harness.store_rows import answer, commit, generation, tokens
 
 GOLDEN = Path(__file__).parent / "golden" / "store_v1.sql"
@@ -171,7 +172,7 @@ def test_a_damaged_store_is_an_error_that_says_what_to_do(folder: Path, damage: 
     damage(file)
     before = file.read_bytes()
     for _ in range(2):
-        with pytest.raises(StoreCorrupt, match=r"put a copy of it in its place, or move"):
+        with pytest.raises(StoreCorrupt, match=r"put a backup in its place with .sfctl restore"):
             Store.open(folder)
     assert file.read_bytes() == before or damage is _gap or damage is _no_head_row
 

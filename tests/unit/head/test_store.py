@@ -16,7 +16,8 @@ from bus.errors import Internal, StartError
 from bus.ids import Epoch, NodeIdentity, SessionId, pack_ids, unpack_ids
 from head.effects import Persist
 from head.rows import MarkSent, PurgeAnswers, PutPeer, StoredAnswer
-from head.store import FILE, Store
+from head.store import Store
+from head.store_file import FILE
 from head.store_folder import LOCK, filesystem_type
 from tests.harness.store_rows import answer, commit, finish, generation, tokens, until_durable
 
@@ -39,7 +40,7 @@ def test_a_new_store_is_empty_private_and_has_boot_1(folder: Path) -> None:
     assert state.answers == ()
     commit(store, 1, answer(1))
     modes = {name: stat.S_IMODE((folder / name).stat().st_mode) for name in os.listdir(folder)}
-    assert modes == dict.fromkeys([FILE, f"{FILE}-wal", f"{FILE}-shm", LOCK], 0o600)
+    assert modes == dict.fromkeys([FILE, f"{FILE}-wal", f"{FILE}-shm", f"{FILE}.open", LOCK], 0o600)
     store.close()
     assert sorted(os.listdir(folder)) == [FILE, LOCK]
 
