@@ -47,6 +47,7 @@ from bus.errors import (
     WireError,
 )
 from bus.messages.api import TokenLogprob, TopToken
+from bus.session_handle import Resumed, Session
 from bus.state import StateFolder
 from bus.version import __version__
 
@@ -103,6 +104,8 @@ __all__ = [
     "Queued",
     "RateLimited",
     "RequestKillsWorkers",
+    "Resumed",
+    "Session",
     "SessionBusy",
     "StartError",
     "StorageFull",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bus.agent_records import SendToHead
-from bus.ids import CommandId, ModelName
+from bus.ids import CommandId, ModelName, SessionId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +63,20 @@ class RememberModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeepParked:
+    """Remove the files of parked sessions that are not among these."""
+
+    sessions: frozenset[SessionId]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetParked:
+    """Remove the file of a session whose model has no worker that could."""
+
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
     """A change of state, for the log."""
 
@@ -80,5 +94,7 @@ Action = (
     | StartWorker
     | StopWorker
     | RememberModel
+    | KeepParked
+    | ForgetParked
     | Note
 )

@@ -64,7 +64,8 @@ class WorkerSection:
     host's workers of it share. `kv_host_bytes` 0 saves no prefixes and lets no request take
     another's lane. `memory_bytes` is what all models of the node may take together, where one is
     loaded while it runs; 0 is 80% of what the host has free at the agent's start, divided over
-    this host's agents.
+    this host's agents. `park_bytes` is what files of parked sessions may take, 0 to write none,
+    and `park_age_s` how long one is kept that nobody asks for.
     """
 
     device: Annotated[str, OneOf(frozenset({"auto", "cuda", "cpu"}))] = "auto"
@@ -74,6 +75,8 @@ class WorkerSection:
     threads: Annotated[int, Range(0, 1024)] = 0
     prepack: bool = True
     memory_bytes: Annotated[int, Range(0, 1 << 50)] = 0
+    park_bytes: Annotated[int, Range(0, 1 << 50)] = 4 << 30
+    park_age_s: Seconds = 604_800.0
     ping_interval_s: Interval = 5.0
     load_limit_s: Seconds = 1800.0
     stall_limit_s: Seconds = 60.0

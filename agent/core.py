@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from agent.actions import Action, Note, SendToWorker, StopWorker, WorkerIsReady
+from agent.actions import Action, KeepParked, Note, SendToWorker, StopWorker, WorkerIsReady
 from agent.blobs import NodeBlobs, NodeBlobStore
 from agent.model_commands import ModelCommands
+from agent.parked_files import to_worker
 from agent.served_model import ServedModel
 from bus.agent_records import SendToHead, SubmitToWorker, ToWorker
 from bus.agent_session import AgentSession
@@ -91,6 +92,10 @@ class AgentCore:
             worker.Output: self._worker_output,
             worker.Pong: self._worker_pong,
             worker.Failed: self._worker_failed,
+            worker.Parked: lambda found, said, _: self._session.parking.parked(found.name, said),
+            worker.Restored: lambda found, said, _: self._session.parking.restored(
+                found.name, said
+            ),
         }
 
     # --- what it shows ------------------------------------------------------------------------
@@ -264,9 +269,11 @@ class AgentCore:
 
     def worker_behind(self, generation: GenerationId, model: ModelName) -> None:
         """A submit could not be handed to the worker, which takes nothing at present."""
-        self._session.decline(
-            generation, WORKER_BEHIND, f"the worker of {model} takes no more work at present"
-        )
+        self._session.decline(generation, WORKER_BEHIND, _takes_no_more(model))
+
+    def worker_parks_none(self, model: ModelName, message: worker.Park | worker.Restore) -> None:
+        """The same of a request about a session's file."""
+        self._session.parking.not_asked(model, message, _takes_no_more(model))
 
     def _worker_ready(self, found: ServedModel, message: worker.Ready, now: float) -> None:
         found.became_ready(message)
@@ -359,7 +366,11 @@ class AgentCore:
                     case SubmitToWorker(model=model, submit=submit):
                         self._submit(model, submit)
                     case ToWorker(model=model, message=message):
-                        self._actions.append(SendToWorker(model=model, message=message))
+                        parking, found = self._session.parking, self._models.get(model)
+                        if (todo := to_worker(parking, model, found, message)) is not None:
+                            self._actions.append(todo)
+        if (kept := self._session.parking.take_kept()) is not None:
+            self._actions.append(KeepParked(sessions=kept.sessions))
 
     def _take_blob_messages(self) -> None:
         messages = [] if self._blobs is None else self._blobs.messages()
@@ -414,3 +425,7 @@ class AgentCore:
                 raise ValueError(f"{model.name} is {model.phase} and has a wrong Ready")
         if not self._link_is_up and self._status_at is not None:
             raise ValueError("a status waits without a link")
+
+
+def _takes_no_more(model: ModelName) -> str:
+    return f"the worker of {model} takes no more work at present"

@@ -12,6 +12,8 @@ from typing import NoReturn
 
 from agent.actions import (
     FindModel,
+    ForgetParked,
+    KeepParked,
     KnowModel,
     Note,
     RememberModel,
@@ -30,6 +32,7 @@ from agent.model_memory import memory_budget
 from agent.models.folder import ModelFolder
 from agent.models.registry import Unusable
 from agent.node_folder import NodeFolder
+from agent.parked_files import ParkedFiles, park_folder
 from agent.served_folders import ModelChanges
 from agent.status_file import StatusFile
 from agent.workers import Workers
@@ -146,6 +149,7 @@ class Node:
             self._log,
             name=self._name,
             run_dir=self._state.run,
+            park_folder=park_folder(folder.path),
             incarnations=folder.incarnations,
             section=self._config.worker,
             agents_here=self._agents_here,
@@ -179,7 +183,8 @@ class Node:
             )
             status = StatusFile(folder.path, core, self._log)
             status.write(link.label, link.address, clock.now())
-            turns = _Turns(loop, core, link, workers, loader, host, status, self._log)
+            parked = ParkedFiles(park_folder(folder.path), self._log)
+            turns = _Turns(loop, core, link, workers, loader, host, status, parked, self._log)
             turns.run(self._config.node.status_interval_s)
             self._log.info("stopping")
         finally:
@@ -220,6 +225,7 @@ class _Turns:
         loader: ModelLoader,
         host: HostLoad,
         status: StatusFile,
+        parked: ParkedFiles,
         log: EventLog,
     ) -> None:
         self._loop = loop
@@ -229,6 +235,7 @@ class _Turns:
         self._loader = loader
         self._host = host
         self._status = status
+        self._parked = parked
         self._log = log
         #: Whether something happened that the status file tells.
         self._changed = False
@@ -266,6 +273,8 @@ class _Turns:
                     case FindModel() | KnowModel() | StartWorker() | StopWorker() | RememberModel():
                         self._changed = True
                         self._loader.act(action, now)
+                    case KeepParked() | ForgetParked():
+                        self._parked.act(action)
                     case Note():
                         self._changed = True
                         self._write(action, now)

@@ -19,7 +19,7 @@ from agent.worker_watch import WorkerWatch
 from bus.errors import DecodeError, TooLarge
 from bus.ids import BootCounter, ModelName, WorkerIncarnation
 from bus.log import EventLog
-from bus.messages.worker import WORKER, Submit
+from bus.messages.worker import WORKER, Park, Restore, Submit
 from bus.transport import clock
 from bus.transport.child import ChildSpec
 from bus.transport.loop import Loop
@@ -33,6 +33,7 @@ class Workers:
 
     Args:
         name: the agent's; part of the slots' names, since agents share a run folder.
+        park_folder: where sessions are parked.
         section: how workers are started.
         agents_here: agents on this machine, over which its cores are divided.
         stop_grace_s: how long the worker of a model that is unloaded may take to end.
@@ -46,6 +47,7 @@ class Workers:
         *,
         name: str,
         run_dir: Path,
+        park_folder: Path,
         incarnations: BootCounter,
         section: WorkerSection,
         agents_here: int,
@@ -55,6 +57,7 @@ class Workers:
         self._core = core
         self._log = log
         self._name = name
+        self._park_folder = park_folder
         self._section = section
         self._agents_here = agents_here
         self._stop_grace_s = stop_grace_s
@@ -138,6 +141,12 @@ class Workers:
             "--prepack": "on" if section.prepack else "off",
             "--log-level": self._log_level,
         }
+        if section.park_bytes:
+            arguments |= {
+                "--park": self._park_folder,
+                "--park-bytes": section.park_bytes,
+                "--park-age-s": section.park_age_s,
+            }
         return tuple(str(word) for pair in arguments.items() for word in pair)
 
     def handle_events(self, now: float) -> None:
@@ -179,6 +188,8 @@ class Workers:
             self._watches[model].sent(message, clock.now())
         elif isinstance(message, Submit):
             self._core.worker_behind(message.generation, model)
+        elif isinstance(message, Park | Restore):
+            self._core.worker_parks_none(model, message)
 
     def next_timeout(self) -> float | None:
         """When a worker is to be looked at (seconds), or None."""

@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bus.agent_generations import GENERATIONS_PER_SESSION, NodeGenerations
+from bus.agent_parking import NodeParking
 from bus.agent_reconcile import MAX_SESSIONS
 from bus.agent_records import ActionQueue, Generation, Held, SubmitToWorker, declined, need_full
 from bus.errors import Invalid
 from bus.ids import Epoch, SessionId
 from bus.messages import link
+from bus.messages.link_parking import SessionForget, SessionPark, SessionRestore
 from bus.node_leases import NodeLeases
 
 #: The lowest class of service; what lies above counts as it.
@@ -29,6 +31,10 @@ CONTEXT_MISMATCH = "context_mismatch"
 TOO_MANY_SESSIONS = "too_many_sessions"
 
 
+#: What is refused when the session is not held under just this epoch.
+_OfHeld = link.AppendContent | link.GenerateReq | link.GenerateCancel | SessionRestore
+
+
 class SessionCommands:
     """Applies commands to what the node holds. Owned by `AgentSession`, which shares its parts.
 
@@ -36,6 +42,7 @@ class SessionCommands:
         held: the sessions, changed in place.
         generations: theirs.
         leases: one for each session that is not fenced.
+        parking: has sessions written to files and read.
         actions: takes submits and answers.
     """
 
@@ -44,11 +51,13 @@ class SessionCommands:
         held: dict[SessionId, Held],
         generations: NodeGenerations,
         leases: NodeLeases,
+        parking: NodeParking,
         actions: ActionQueue,
     ) -> None:
         self._held = held
         self._generations = generations
         self._leases = leases
+        self._parking = parking
         self._actions = actions
         #: The highest epoch that was ever assigned here.
         self.highest_epoch = Epoch(0)
@@ -59,6 +68,9 @@ class SessionCommands:
             link.AppendContent: self._append,
             link.GenerateReq: self._generate,
             link.GenerateCancel: self._cancel,
+            SessionPark: self._park,
+            SessionRestore: self._restore,
+            SessionForget: self._forget,
         }
 
     def _assign(self, message: link.SessionAssign, now: float) -> None:
@@ -169,9 +181,29 @@ class SessionCommands:
         if found is not None and found.session == held.session:
             self._generations.cancel(found)
 
-    def _held_for(
-        self, message: link.AppendContent | link.GenerateReq | link.GenerateCancel
-    ) -> Held | str:
+    def _park(self, message: SessionPark, now: float) -> None:
+        held = self._held.get(message.session)
+        if held is None:
+            return
+        if message.epoch < held.epoch:
+            self._refuse(message, STALE_EPOCH)
+            return
+        # What runs is ended first: its keys and values are parked, too.
+        self.drop(held)
+        self._parking.park(message, held)
+
+    def _restore(self, message: SessionRestore, now: float) -> None:
+        held = self._held_for(message)
+        if isinstance(held, str):
+            self._refuse(message, held)
+        elif message.command not in held.commands:
+            held.applied(message.command)
+            self._parking.restore(message, held)
+
+    def _forget(self, message: SessionForget, now: float) -> None:
+        self._parking.forget(message.session, message.model)
+
+    def _held_for(self, message: _OfHeld) -> Held | str:
         """The session that a command is for, or why it can not be applied."""
         held = self._held.get(message.session)
         if held is None:

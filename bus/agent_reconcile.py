@@ -30,6 +30,8 @@ class ReconcilePages:
     def __init__(self) -> None:
         self._listed: dict[SessionId, parts.SessionView] = {}
         self._pages = 0
+        #: Sessions whose files are to be kept.
+        self.parked: set[SessionId] = set()
 
     def add(self, page: link.Reconcile) -> dict[SessionId, parts.SessionView] | None:
         """Take the next page; every session that the head listed, after the last.
@@ -46,8 +48,11 @@ class ReconcilePages:
             if view.session in self._listed:
                 raise WireError(f"Reconcile lists session {view.session} twice")
             self._listed[view.session] = view
+        if len(self.parked) + len(page.parked) > MAX_SESSIONS:
+            raise WireError(f"Reconcile names more than {MAX_SESSIONS} parked sessions")
+        self.parked.update(page.parked)
         # A page without a session says nothing; a row of them would never end.
-        if page.more and not page.sessions:
+        if page.more and not (page.sessions or page.parked):
             raise WireError(f"page {page.page} of Reconcile is empty and not the last")
         return None if page.more else self._listed
 

@@ -40,10 +40,12 @@ class SubmitToWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToWorker:
-    """Cancel, Pause or Resume; after the submit that it is about."""
+    """Of a generation, after its submit: Cancel, Pause or Resume. Of a session's file: the rest."""
 
     model: ModelName
-    message: worker.Cancel | worker.Pause | worker.Resume
+    message: (
+        worker.Cancel | worker.Pause | worker.Resume | worker.Park | worker.Restore | worker.Forget
+    )
 
 
 Action = SendToHead | SubmitToWorker | ToWorker
@@ -156,6 +158,8 @@ class Generation:
     cancelled: bool = False
     #: What its window counts for in the node's sum.
     counted_bytes: int = 0
+    #: Tokens of its context that its worker found computed.
+    cached: int = 0
 
     def __post_init__(self) -> None:
         self.window = EventWindow(self.request.sampling.record_bytes)
@@ -188,6 +192,7 @@ class Generation:
             ids=ids,
             finish=finish,
             logprobs=logprobs,
+            cached=self.cached if first_seq == 0 else 0,
         )
 
     def retained_run(self) -> parts.TokenRun | None:

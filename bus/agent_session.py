@@ -22,6 +22,7 @@ from typing import Any
 
 from bus.agent_commands import SessionCommands
 from bus.agent_generations import RETAINED_BYTES, NodeGenerations
+from bus.agent_parking import NodeParking
 from bus.agent_reconcile import ReconcilePages, ack_pages, events_again, held_view, keep_listed
 from bus.agent_records import (
     Action,
@@ -59,7 +60,10 @@ class AgentSession:
         self._actions = ActionQueue()
         self._generations = NodeGenerations(self._actions.do, retained_limit=retained_limit)
         self._leases = NodeLeases()
-        self._commands = SessionCommands(self._held, self._generations, self._leases, self._actions)
+        self.parking = NodeParking(self._actions)
+        self._commands = SessionCommands(
+            self._held, self._generations, self._leases, self.parking, self._actions
+        )
         self._head: str | None = None
         #: The head of the present link has said what it means, and may be told of sessions.
         self._is_reconciled = False
@@ -174,6 +178,7 @@ class AgentSession:
             return
         if listed is None:
             return
+        self.parking.keep(self._pages.parked)
         self._pages = ReconcilePages()
         self._fence_expired(now)
         dropped = [held for held in self._held.values() if not held.is_listed(listed)]
@@ -242,6 +247,7 @@ class AgentSession:
         for found in self._generations.running_on(model):
             self._lose(found, incarnation, reason, is_over=True)
         self._generations.worker_died(model)
+        self.parking.worker_died(model, reason)
 
     def runs_on(self, model: ModelName) -> bool:
         """Whether a generation runs on a model's worker, or is about to."""

@@ -23,8 +23,10 @@ BLOBS = "blobs"
 SAMPLING = "sampling"
 #: Models that are loaded and unloaded while the node runs.
 MODELS = "models"
+#: Sessions that are parked in files; a node without it gives them up.
+PARKING = "parking"
 #: Everything that this version can do.
-CAPABILITIES = (REKEY, PROBE, BLOBS, SAMPLING, MODELS)
+CAPABILITIES = (REKEY, PROBE, BLOBS, SAMPLING, MODELS, PARKING)
 
 
 def negotiated(ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:

@@ -21,9 +21,10 @@ from bus.client_events import Ended, Failed
 from bus.client_request import checked_messages, checked_options, prompt_keys
 from bus.client_session import ClientSession
 from bus.closing import Closing
-from bus.errors import Invalid, NoHead, SuperfluidError, WireError
+from bus.errors import Invalid, NoHead, NotFound, SuperfluidError, WireError
 from bus.ids import RequestId
 from bus.messages.api import DEFAULT_CREDIT
+from bus.session_handle import Session
 from bus.transport.api_client import ApiSocket
 
 #: How long an answer may take, and an operation that the head answers from memory.
@@ -142,6 +143,19 @@ class Client(Closing):
         named = {"key": key} if key is not None else {"session": session}
         return self._call("attach", {**named, "offset": offset}, timeout_s, credit)
 
+    # --- sessions ---------------------------------------------------------------------------
+
+    def new_session(self, model: str, *, qos: str = "interactive") -> Session:
+        """Make a session for several turns."""
+        found = self.operation("session.create", model=model, qos=qos).get("session")
+        if not isinstance(found, str):
+            raise WireError("the head answered session.create without session; are versions equal?")
+        return Session(self, found)
+
+    def open_session(self, session: str) -> Session:
+        """A session by its name, which is looked for when it is used."""
+        return Session(self, session)
+
     def session_generate(
         self,
         session: str,
@@ -151,7 +165,7 @@ class Client(Closing):
         credit: int = DEFAULT_CREDIT,
         **options: Any,
     ) -> Call:
-        """Ask for the next turn of a session that `operation("session.create", ...)` made.
+        """Ask for the next turn of a session.
 
         Args:
             session: its name.
@@ -189,6 +203,17 @@ class Client(Closing):
     def models(self) -> list[dict[str, Any]]:
         """One map per model that the fleet knows."""
         return _maps(self.operation("models"), "models")
+
+    def advertised_context(self, model: str) -> int:
+        """The most tokens that a context may have on some node now; 0 when none serves the model.
+
+        Raises:
+            NotFound: the fleet knows no such model.
+        """
+        found = next((each for each in self.models() if each.get("name") == model), None)
+        if found is None:
+            raise NotFound(f"the fleet knows no model {model}; see models()", param="model")
+        return int(found.get("window_tokens", 0))
 
     def tokenize(self, model: str, text: str, *, add_special: bool = True) -> list[int]:
         """The token ids of a text."""

@@ -31,11 +31,12 @@ _REQUEST_PREFIX = b"r"
 PING_AFTER_S = 5.0
 #: An unanswered ping for this long means that the head hangs or the path is cut half-way.
 SILENCE_LIMIT_S = 20.0
-#: Operations that change nothing at the head: safe to send again on a new connection.
-READ_ONLY = frozenset(
+#: Operations that change nothing at the head, or nothing more when they come twice: safe to send
+#: again on a new connection.
+REPEATABLE = frozenset(
     {
         *("hello", "ping", "status", "nodes", "models", "tokenize", "detokenize", "attach"),
-        "session.get",
+        *("session.get", "session.ls", "session.park", "session.finish"),
     }
 )
 #: How many closed requests are remembered, to tell a late event from one that was never asked for.
@@ -68,7 +69,7 @@ class _Request:
     @property
     def repeatable(self) -> bool:
         """Whether sending it again can do no harm and misses nothing."""
-        return self.op in READ_ONLY or (self.key is not None and self.cursor == 0)
+        return self.op in REPEATABLE or (self.key is not None and self.cursor == 0)
 
     @property
     def can_continue(self) -> bool:
@@ -349,5 +350,6 @@ def _check_tokens(cursor: int, event: TokenEvent) -> None:
     if event.offset != cursor:
         what = "skipped" if event.offset > cursor else "repeated"
         raise WireError(
-            f"the head {what} tokens: the event starts at {event.offset}, {cursor} came so far"
+            f"the head {what} tokens: the event starts at {event.offset}, {cursor} came so far",
+            details={"offset": event.offset, "cursor": cursor},
         )

@@ -30,6 +30,7 @@ from bus.messages.link import (
     SessionAssign,
     SessionRevoke,
 )
+from bus.messages.link_parking import SessionPark, SessionRestore
 from bus.messages.parts import BlobRef, Finish, GenerationView, SessionView, TokenRun
 from bus.messages.sampling import SamplingParams
 
@@ -53,6 +54,7 @@ class Receipt:
     finish: Finish | None = None
     #: Of the new tokens, as in `TokenRun`.
     logprobs: bytes = b""
+    cached: int = 0
 
     def first(self, count: int) -> Receipt:
         """The same with its first `count` tokens alone."""
@@ -230,6 +232,14 @@ class HeadSession:
             command=self._command(), session=self.session, epoch=self.epoch, reason=reason
         )
 
+    def park(self) -> SessionPark:
+        """End the session on its node, which keeps what it computed in a file."""
+        return SessionPark(command=self._command(), session=self.session, epoch=self.epoch)
+
+    def restore(self) -> SessionRestore:
+        """Have the node take up what it kept of the context, which it has by now."""
+        return SessionRestore(command=self._command(), session=self.session, epoch=self.epoch)
+
     # --- what the node says -------------------------------------------------------------------
 
     def accept(self, run: TokenRun) -> Receipt:
@@ -249,6 +259,7 @@ class HeadSession:
             ids=slice_ids(run.ids, known),
             finish=run.finish,
             logprobs=run.logprobs[known * record_bytes :],
+            cached=run.cached,
         )
         self.next_seq = end
         self.finished = run.finish is not None

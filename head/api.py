@@ -17,6 +17,7 @@ from bus.messages.text import Decode, Decoded, Described, Encode, Encoded
 from head import reports
 from head.answer_operations import AnswerOperations
 from head.blob_operations import BlobOperations
+from head.explain_operations import ExplainOperations
 from head.model_operations import ModelOperations
 from head.node_operations import NodeOperations
 from head.operation import ApiRequest, Core
@@ -33,6 +34,7 @@ class Api:
         self._core = core
         self.answers = AnswerOperations(core)
         self.blobs = BlobOperations(core)
+        self.placing = ExplainOperations(core)
         self.sessions = SessionOperations(core, self.answers)
         self.node_keys = NodeOperations(core)
         self.node_models = ModelOperations(core)
@@ -150,6 +152,9 @@ OPERATIONS: dict[str, Operation] = {
     "session.create": lambda api, request, now: api.sessions.create(request, now),
     "session.append": lambda api, request, now: api.sessions.append(request, now),
     "session.generate": lambda api, request, now: api.sessions.generate(request, now),
+    "session.fork": lambda api, request, now: api.sessions.fork(request, now),
+    "session.park": lambda api, request, now: api.sessions.park(request, now),
+    "session.resume": lambda api, request, now: api.sessions.resume(request, now),
     "session.finish": lambda api, request, now: api.sessions.finish(request, now),
     "session.get": lambda api, request, now: api.sessions.get(request, now),
     "session.ls": lambda api, request, now: api.sessions.ls(request, now),
@@ -157,6 +162,7 @@ OPERATIONS: dict[str, Operation] = {
     "detokenize": Api.detokenize,
     "put_blob": lambda api, request, now: api.blobs.put_blob(request, now),
     "has_blob": lambda api, request, now: api.blobs.has_blob(request, now),
+    "explain": lambda api, request, now: api.placing.explain(request, now),
     "status": Api.status,
     "nodes": Api.nodes,
     "models": Api.models,

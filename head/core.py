@@ -47,6 +47,7 @@ from bus.messages.link import (
     XferCredit,
     XferDone,
 )
+from bus.messages.link_parking import SessionParked, SessionRestored
 from bus.messages.sampling import SamplingParams
 from bus.timers import Timers
 from bus.transfer import BlobStore
@@ -219,6 +220,10 @@ class HeadCore:
                 self.runs.refused(link, message, now)
             case NeedFull():
                 self.runs.need_full(link, message, now)
+            case SessionParked():
+                self.runs.parked(link, message)
+            case SessionRestored():
+                self.runs.parking.restored(link, message)
             case ReconcileAck():
                 self.runs.reconciled(link, message, now)
             case ModelAnswer():

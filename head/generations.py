@@ -99,11 +99,23 @@ class Generations:
                 worker=status.worker,
                 numerics=status.numerics,
                 first_offset=placed.first_offset,
+                used_ms=answer.budget_used_ms(now),
+                replays=bool(answer.moved_from) or answer.is_replaying,
             )
         )
         self._outbox.send(node.link, *messages)
         self._generate(session, placed, plan, now)
         self._announce(answer, session, placed)
+
+    def place_idle(self, session: Session, node: Node) -> Placed:
+        """Give a session without a turn its place on a node that is up, with its context there."""
+        if node.link is None:
+            raise ValueError(f"placed on {node.identity}, which has no link")
+        placed, messages = self._place(session, node, session.qos)
+        if (append := placed.protocol.append(session.context)) is not None:
+            messages.append(append)
+        self._outbox.send(node.link, *messages)
+        return placed
 
     def _session_of(self, answer: Answer) -> Session:
         session = self._sessions.of(answer)
@@ -169,12 +181,14 @@ class Generations:
     def _announce(self, answer: Answer, session: Session, placed: Placed) -> None:
         event: object = PlacedEvent(node=placed.node, session=session.id)
         if answer.moved_from:
-            exact = bool(placed.numerics) and placed.numerics == answer.numerics
+            # Who did not ask for it may have been given what a cache had of another way.
+            same = bool(placed.numerics) and placed.numerics == answer.numerics
+            exact = same and answer.exact
             offset = len(answer.tokens)
             event = moved_event(
                 answer.moved_from, placed.node, offset, exact=exact, reason=answer.failure
             )
-            answer.replayed_tokens += offset
+            answer.is_replaying = True
             answer.moved_from = NodeIdentity("")
         answer.numerics = placed.numerics
         for subscription in answer.subscriptions:
@@ -189,7 +203,7 @@ class Generations:
             if self.running.get(generation) is session:
                 self._overdue(session, at)
 
-        due = answer.accepted_s + answer.wall_ms / 1000 + self._grace_s
+        due = answer.budget_ends_s + self._grace_s
         answer.budget_timer = self._timers.at(max(due, now), give_up)
 
     # --- over links and restarts ----------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Sessions that clients make: a context of their own, turn after turn.
 
     create ──append──▶ idle ──generate──▶ busy ──its answer ends──▶ idle ──finish──▶ ended
-                        └─append─┘         (its tokens join the context)
+    fork ──────────────▶│└─append─┘         (its tokens join the context)
+                        └──park──▶ parked ──resume──▶ idle
 
 The context is kept in rows, so it is there after a restart of the head; what a node has of it is
 only a copy. Between turns the session stays placed on its node, so that the next turn sends only
@@ -13,15 +14,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from bus.context import TokenContext
-from bus.errors import ContextLengthExceeded, Invalid, NotFound, RateLimited, SessionBusy
-from bus.ids import ModelName, PackedIds, SessionId, count_ids, pack_ids
+from bus.errors import (
+    ContextLengthExceeded,
+    CursorAhead,
+    Invalid,
+    NotFound,
+    Parked,
+    RateLimited,
+    SessionBusy,
+)
+from bus.ids import ModelName, NodeIdentity, PackedIds, SessionId, count_ids, pack_ids
 from bus.messages.api import MAX_PROMPT_TOKENS
+from bus.messages.link_parking import SessionParked
 from bus.messages.parts import Segment
 from bus.timers import Timers
 from head.answers import Answer
 from head.book import AnswerBook
+from head.fleet import Node
 from head.outbox import Outbox
-from head.rows import EndSession, PurgeSessions, PutContent, PutSession, StoredSession
+from head.parking import ParkingDesk, Then
+from head.rows import (
+    FORKED,
+    EndSession,
+    PurgeSessions,
+    PutContent,
+    PutParked,
+    PutSession,
+    StoredSession,
+)
 from head.sessions import Session, Sessions
 
 #: What may be kept: sessions, and tokens of all of them (4 bytes each, on disk and in memory).
@@ -38,6 +58,7 @@ class MadeSessions:
     Args:
         idle_s: how long a session without a turn keeps its place.
         unplace: ends a session on its node.
+        parking: parks sessions on nodes and places them again.
     """
 
     def __init__(
@@ -49,6 +70,7 @@ class MadeSessions:
         sessions: Sessions,
         timers: Timers,
         unplace: Unplace,
+        parking: ParkingDesk,
     ) -> None:
         self._idle_s = idle_s
         self._outbox = outbox
@@ -56,6 +78,7 @@ class MadeSessions:
         self._sessions = sessions
         self._timers = timers
         self._unplace = unplace
+        self._parking = parking
         self._made: dict[SessionId, Session] = {}
         self._tokens = 0
 
@@ -75,6 +98,47 @@ class MadeSessions:
         Raises:
             RateLimited: there are as many as may be.
         """
+        return self._make(session, owner, model, qos, TokenContext(), None, now)
+
+    def fork(self, parent: Session, session: SessionId, tokens: int, now: float) -> Session:
+        """A new session with a copy of the first `tokens` tokens of another's context.
+
+        Raises:
+            SessionBusy: a turn of the other runs, or text for it is being tokenized.
+            CursorAhead: it has not so many tokens.
+            RateLimited: there are as many sessions, or tokens, as may be.
+        """
+        _check_still(parent)
+        if tokens > len(parent.context):
+            have = len(parent.context)
+            raise CursorAhead(
+                f"offset {tokens} is above the {have} tokens of session {parent.id}; fork at {have}"
+                " or below",
+                param="offset",
+                details={"offset": tokens, "have": have},
+            )
+        context = TokenContext()
+        context.append(parent.context.slice(0, tokens), parent.context.slice_segments(0, tokens))
+        self._check_all(tokens)
+        made = self._make(session, parent.owner, parent.model, parent.qos, context, parent.id, now)
+        first = 0
+        for segment in context.segments:
+            ids = context.slice(first, first + segment.tokens)
+            answer = FORKED if segment.by_step else 0
+            self._outbox.persist(PutContent(session=made.id, first=first, ids=ids, answer=answer))
+            first += segment.tokens
+        return made
+
+    def _make(
+        self,
+        session: SessionId,
+        owner: str,
+        model: ModelName,
+        qos: int,
+        context: TokenContext,
+        parent: SessionId | None,
+        now: float,
+    ) -> Session:
         if len(self._made) >= MAX_SESSIONS:
             raise RateLimited(
                 f"{len(self._made)} sessions are kept, which is all this head holds; finish some",
@@ -83,11 +147,12 @@ class MadeSessions:
         made = Session(
             id=session,
             model=model,
-            context=TokenContext(),
+            context=context,
             made=True,
             owner=owner,
             qos=qos,
             created_s=now,
+            parent=parent,
         )
         self._add(made)
         self._outbox.persist(
@@ -97,6 +162,7 @@ class MadeSessions:
                 model=model,
                 qos=qos,
                 created_wall_s=self._book.wall(now),
+                parent=parent,
             )
         )
         return made
@@ -121,16 +187,12 @@ class MadeSessions:
         Raises:
             NotFound: there is none, or it is another's.
             SessionBusy: a turn runs, or text for it is being tokenized.
+            Parked: it is parked.
             Invalid: it has ended.
         """
         found = self.find(owner, session)
-        if found.ended_s is not None:
-            raise Invalid(f"session {session} has ended; create another", param="session")
-        if found.answer is not None or found.appending:
-            what = "runs a turn" if found.answer is not None else "is being appended to"
-            raise SessionBusy(
-                f"session {session} {what}; wait for its end, or cancel it first", param="session"
-            )
+        check_takes(found)
+        _check_still(found)
         return found
 
     def append(self, session: Session, ids: PackedIds) -> None:
@@ -158,6 +220,49 @@ class MadeSessions:
         answer.prompt_tokens = len(session.context)
         self._timers.cancel(session.idle_timer)
 
+    def park(self, session: Session) -> None:
+        """Free its node; nothing is taken for it until it is resumed. Its turn must have ended.
+
+        Raises:
+            Invalid: it has ended.
+        """
+        _check_open(session)
+        if session.parked:
+            return
+        self._timers.cancel(session.idle_timer)
+        session.parked = True
+        session.file_on = self._parking.leave(session)
+        self._outbox.persist(PutParked(session=session.id, parked=True, file_on=session.file_on))
+
+    def resume(self, session: Session, then: Then, now: float) -> None:
+        """Place a parked session again, maybe elsewhere. One that no node can take stays parked.
+
+        Args:
+            then: told where it is and what is reused there.
+
+        Raises:
+            Invalid: it is not parked, or has ended.
+            NoNode, ContextLengthExceeded, UnsupportedOnFleet: no node can take it now.
+        """
+        _check_open(session)
+        if not session.parked:
+            raise Invalid(
+                f"session {session.id} is not parked, so there is nothing to resume; append to it "
+                "or generate at once",
+                param="session",
+            )
+        node = self._parking.choose(session, now)
+        file_on = self._unpark(session)
+        self._outbox.persist(PutParked(session=session.id, parked=False))
+        self._parking.place(session, node, file_on, then, now)
+        self._rest(session, now)
+
+    def _unpark(self, session: Session) -> NodeIdentity:
+        """It is parked no more; gives where its file may be."""
+        session.parked = False
+        file_on, session.file_on = session.file_on, NodeIdentity("")
+        return file_on
+
     def finish(self, session: Session, now: float) -> None:
         """No more turns; it stays readable until it is purged. Its turn must have ended."""
         if session.ended_s is not None:
@@ -165,6 +270,7 @@ class MadeSessions:
         session.ended_s = now
         self._timers.cancel(session.idle_timer)
         self._unplace(session, "finished")
+        self._parking.forget(session, self._unpark(session))
         self._outbox.persist(EndSession(session=session.id, ended_wall_s=self._book.wall(now)))
 
     # --- what happens to them -----------------------------------------------------------------
@@ -174,9 +280,24 @@ class MadeSessions:
         session.answer = None
         if answer.keep_output and answer.tokens:
             self._extend(session, pack_ids(answer.tokens), answer=answer.id)
+        self._rest(session, answer.ended_s)
+
+    def _rest(self, session: Session, since_s: float) -> None:
+        """It has a place and no turn: after a while it is given up."""
         self._timers.cancel(session.idle_timer)
-        due = answer.ended_s + self._idle_s
+        due = since_s + self._idle_s
         session.idle_timer = self._timers.at(due, lambda at: self._unplace(session, "idle"))
+
+    def files_on(self, node: Node) -> list[SessionId]:
+        """The sessions whose files a node is to keep."""
+        return [made.id for made in self if made.file_on == node.identity]
+
+    def parked(self, node: NodeIdentity, message: SessionParked) -> None:
+        """A node has written a session's file, or could not: then it is not asked for."""
+        session = self._made.get(message.session)
+        if session is not None and session.file_on == node and not message.tokens:
+            session.file_on = NodeIdentity("")
+            self._outbox.persist(PutParked(session=session.id, parked=True))
 
     def restore(self, stored: Iterable[StoredSession]) -> None:
         """Take up the sessions of the time before a restart.
@@ -194,6 +315,9 @@ class MadeSessions:
                 qos=one.qos,
                 created_s=self._book.from_wall(one.created_wall_s),
                 ended_s=self._book.from_wall(one.ended_wall_s) if one.ended_wall_s else None,
+                parked=one.parked and not one.ended_wall_s,
+                file_on=one.file_on if not one.ended_wall_s else NodeIdentity(""),
+                parent=one.parent,
             )
             for content in one.contents:
                 made.context.append(content.ids, _segments(content.ids, content.answer))
@@ -249,12 +373,43 @@ class MadeSessions:
                 "are kept",
                 details={"length": length, "max": MAX_PROMPT_TOKENS},
             )
+        self._check_all(more)
+
+    def _check_all(self, more: int) -> None:
         if self._tokens + more > MAX_TOKENS:
             raise RateLimited(
                 f"all sessions have {self._tokens} tokens, of {MAX_TOKENS} that this head keeps; "
                 "finish some",
                 retry_after_ms=1000,
             )
+
+
+def check_takes(session: Session) -> None:
+    """See that a session may be given tokens or a turn, when it has no turn.
+
+    Raises:
+        Parked: it is parked.
+        Invalid: it has ended.
+    """
+    _check_open(session)
+    if session.parked:
+        raise Parked(
+            f"session {session.id} is parked; resume it first: sfctl session resume {session.id}",
+            param="session",
+        )
+
+
+def _check_open(session: Session) -> None:
+    if session.ended_s is not None:
+        raise Invalid(f"session {session.id} has ended; create another", param="session")
+
+
+def _check_still(session: Session) -> None:
+    if session.answer is not None or session.appending:
+        what = "runs a turn" if session.answer is not None else "is being appended to"
+        raise SessionBusy(
+            f"session {session.id} {what}; wait for its end, or cancel it first", param="session"
+        )
 
 
 def _segments(ids: PackedIds, answer: int) -> tuple[Segment, ...]:

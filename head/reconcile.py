@@ -10,6 +10,7 @@ assigned again under a higher epoch. Doing it twice changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from bus.ids import Epoch, GenerationId, NodeIdentity, SessionId
@@ -22,6 +23,9 @@ from head.fleet import Fleet, Node
 from head.generations import Generations
 from head.outbox import Outbox
 from head.sessions import Placed, Session, Sessions
+
+#: The sessions whose files a node is to keep.
+FilesOn = Callable[[Node], Sequence[SessionId]]
 
 #: Sessions of one page; what the message allows.
 PAGE_SESSIONS = 1024
@@ -55,7 +59,9 @@ class Reconciler:
         generations: Generations,
         failover: Failover,
         timers: Timers,
+        files_on: FilesOn = lambda node: (),
     ) -> None:
+        self._files_on = files_on
         self._outbox = outbox
         self._fleet = fleet
         self._sessions = sessions
@@ -80,18 +86,25 @@ class Reconciler:
             else:
                 gone.append(session)
         self._talks[link] = talk
-        self._send_pages(link, kept)
+        self._send_pages(link, kept, self._files_on(node))
         talk.timer = self._timers.at(now + ANSWER_LIMIT_S, lambda at: self._overdue(link))
         for session in gone:
             self._failover.give_up(session, f"node {node.identity} was started again", now)
 
-    def _send_pages(self, link: LinkKey, views: list[SessionView]) -> None:
-        firsts = range(0, max(len(views), 1), PAGE_SESSIONS)
-        for page, first in enumerate(firsts):
+    def _send_pages(
+        self, link: LinkKey, views: list[SessionView], files: Sequence[SessionId]
+    ) -> None:
+        most = max(len(views), len(files))
+        for page, first in enumerate(range(0, max(most, 1), PAGE_SESSIONS)):
             last = first + PAGE_SESSIONS
             self._outbox.send(
                 link,
-                Reconcile(page=page, more=last < len(views), sessions=tuple(views[first:last])),
+                Reconcile(
+                    page=page,
+                    more=last < most,
+                    sessions=tuple(views[first:last]),
+                    parked=tuple(files[first:last]),
+                ),
             )
 
     def link_down(self, link: LinkKey) -> None:

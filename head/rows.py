@@ -15,6 +15,8 @@ from bus.ids import Epoch, GenerationId, ModelName, NodeIdentity, PackedIds, Ses
 
 #: Answer states, in the order that they are passed through.
 ADMITTED, PLACED, SENT, FINISHED = "admitted", "placed", "sent", "finished"
+#: The answer of content that an answer of another session made.
+FORKED = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,23 @@ class PutGeneration:
     worker: int
     numerics: str
     first_offset: int
+    #: Milliseconds of the answer's wall budget that were used by then.
+    used_ms: int = 0
+    #: It computes again what an earlier one had computed.
+    replays: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutAccount:
+    """What failures left of an answer so far; replaces what was kept before.
+
+    `suspicion` is encoded by head/suspects.py; empty when it is suspected of nothing.
+    """
+
+    answer: int
+    cached_tokens: int = 0
+    replayed_tokens: int = 0
+    suspicion: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +90,8 @@ class PutTokens:
     offset: int
     ids: PackedIds
     logprobs: bytes = b""
+    #: As in `PutGeneration`.
+    used_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +110,7 @@ class PutFinish:
     completion_tokens: int
     finished_wall_s: float
     stop: str = ""
+    replayed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,16 +139,30 @@ class PutSession:
     model: ModelName
     qos: int
     created_wall_s: float
+    #: The session that its first tokens were taken from.
+    parent: SessionId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutContent:
-    """Tokens `first`.. of a made session's context; `answer` is 0 for what was appended."""
+    """Tokens `first`.. of a made session's context; `answer` is 0 for what was appended.
+
+    What an answer of the session's parent made has `FORKED`.
+    """
 
     session: SessionId
     first: int
     ids: PackedIds
     answer: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutParked:
+    """A made session is parked, or resumed; `file_on` names the node that may have its file."""
+
+    session: SessionId
+    parked: bool
+    file_on: NodeIdentity = NodeIdentity("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +216,7 @@ class RaiseBoot:
 Row = (
     PutAnswer
     | PutGeneration
+    | PutAccount
     | MarkSent
     | PutTokens
     | PutFinish
@@ -187,6 +224,7 @@ Row = (
     | PutPeer
     | PutSession
     | PutContent
+    | PutParked
     | EndSession
     | PurgeSessions
     | PutNodeKey
@@ -226,6 +264,10 @@ class StoredAnswer:
     numerics: str = ""
     logprobs: bytes = b""
     stop: str = ""
+    replayed_tokens: int = 0
+    suspicion: bytes = b""
+    used_ms: int = 0
+    replays: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +281,9 @@ class StoredSession:
     created_wall_s: float
     ended_wall_s: float
     contents: tuple[PutContent, ...]
+    parent: SessionId | None = None
+    parked: bool = False
+    file_on: NodeIdentity = NodeIdentity("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,11 +24,14 @@ from bus.messages.link import (
     LeaseGrant,
     LeaseRenew,
     NodeConfirm,
+    Refused,
     SessionRevoke,
     TokenEvents,
 )
+from bus.messages.link_parking import SessionParked
 from bus.messages.parts import Finish, TokenRun
 from bus.timers import Timers
+from head.accounts import keep_account
 from head.acks import AckDesk
 from head.answers import FINISH_NAMES, QUEUED, RUNNING, Answer, until_stop
 from head.blobs import BlobDesk
@@ -41,6 +44,7 @@ from head.generations import Generations
 from head.made_sessions import MadeSessions
 from head.numbers import Numbers
 from head.outbox import Outbox
+from head.parking import ParkingDesk
 from head.reconcile import Reconciler
 from head.rows import MarkSent, PutTokens, StoredAnswer
 from head.sessions import Placed, Session, Sessions
@@ -92,6 +96,7 @@ class Runs:
         self._numbers = numbers
         self._outbox = outbox
         self._book = book
+        self._fleet = fleet
         self._texts = texts
         self.sessions = Sessions()
         self.acks = AckDesk(outbox, timers)
@@ -150,12 +155,21 @@ class Runs:
             generations=self._generations,
             failover=self._failover,
             timers=timers,
+            files_on=lambda node: self.made.files_on(node),
         )
         self.lost = self._failover.lost
         self.declined = self._failover.declined
-        self.refused = self._failover.refused
         self.need_full = self._failover.need_full
         self.reconciled = self._reconciler.answered
+        self.parking = ParkingDesk(
+            policy=policy.waiting.placement,
+            outbox=outbox,
+            fleet=fleet,
+            sessions=self.sessions,
+            generations=self._generations,
+            texts=texts,
+            timers=timers,
+        )
         self.made = MadeSessions(
             idle_s=policy.idle_s,
             outbox=outbox,
@@ -163,6 +177,7 @@ class Runs:
             sessions=self.sessions,
             timers=timers,
             unplace=self._generations.unplace,
+            parking=self.parking,
         )
         book.on_end = self._answer_ended
 
@@ -183,6 +198,7 @@ class Runs:
         """A node's link ended; `left` when it said goodbye."""
         self.acks.drop(link)
         self.blobs.link_down(link)
+        self.parking.link_down(link)
         self._reconciler.link_down(link)
         self.waiting.unsettle(now)
         self._failover.link_down(link, node.identity, reason, now, left=left)
@@ -203,6 +219,17 @@ class Runs:
         )
         session = self._generations.restore(answer, placed, stored.generation, now)
         self._failover.wait_for_node(session, placed, now + self._policy.adopt_s)
+
+    def refused(self, link: LinkKey, message: Refused, now: float) -> None:
+        """A node did not apply a command."""
+        self.parking.refused(link, message)
+        self._failover.refused(link, message, now)
+
+    def parked(self, link: LinkKey, message: SessionParked) -> None:
+        """A node has written a session's file, or could not."""
+        node = self._fleet.by_link(link)
+        if node is not None:
+            self.made.parked(node.identity, message)
 
     def renew(self, link: LinkKey, message: LeaseRenew) -> None:
         """Grant what the head holds there; what it does not hold is revoked."""
@@ -262,12 +289,10 @@ class Runs:
     ) -> None:
         """Keep what a run brought, up to the first stop string, and end the answer at its end."""
         kept, stop = until_stop(answer, receipt.ids, self._texts)
+        self._count(answer, placed, receipt)
         self._take_tokens(session, answer, placed, receipt.first(kept), now)
         if receipt.finish is not None:
             self.waiting.finished(answer, receipt.finish.usage.cached_tokens)
-        if receipt.finish is not None and not placed.first_offset:
-            cached = receipt.finish.usage.cached_tokens
-            answer.cached_tokens = min(cached, answer.prompt_tokens)
         if stop:
             answer.stop = stop
             self._failover.end(session, "stop", now)
@@ -275,6 +300,20 @@ class Runs:
             self._finished(session, answer, placed, receipt.finish, now)
         else:
             self._book.pump(answer)
+
+    @staticmethod
+    def _count(answer: Answer, placed: Placed, receipt: Receipt) -> None:
+        """Count what its node computed and found before the first token of a generation."""
+        if receipt.first_seq == 0 and receipt.ids and answer.is_replaying:
+            context = answer.prompt_tokens + placed.first_offset
+            answer.replayed_tokens += max(context - receipt.cached, 0)
+            answer.is_replaying = False
+        elif receipt.first_seq == 0 and receipt.cached:
+            answer.cached_tokens = min(receipt.cached, answer.prompt_tokens)
+        elif receipt.finish is not None and not placed.first_offset and not answer.cached_tokens:
+            # A node of an older version says it at the end only.
+            cached = receipt.finish.usage.cached_tokens
+            answer.cached_tokens = min(cached, answer.prompt_tokens)
 
     def _fault(self, answer: Answer, run: TokenRun, receipt: Receipt) -> str | None:
         """What is wrong with a run of an answer's generation, to be said of its node."""
@@ -309,9 +348,12 @@ class Runs:
                 offset=offset,
                 ids=ids,
                 logprobs=receipt.logprobs,
+                used_ms=answer.budget_used_ms(now),
             )
         )
         answer.progress(len(answer.tokens) - placed.first_offset)
+        if offset == placed.first_offset or answer.account is not None:
+            keep_account(answer, self._outbox)
 
     def _finished(
         self, session: Session, answer: Answer, placed: Placed, finish: Finish, now: float

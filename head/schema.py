@@ -124,10 +124,26 @@ _LOGPROBS = (
     "ALTER TABLE answer ADD COLUMN stop TEXT NOT NULL DEFAULT ''",
 )
 
+_PARKING = (
+    "ALTER TABLE session ADD COLUMN parent TEXT",
+    "ALTER TABLE session ADD COLUMN parked INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE session ADD COLUMN file_on TEXT NOT NULL DEFAULT ''",
+)
+
+_ACCOUNTS = (
+    "ALTER TABLE answer ADD COLUMN replayed_tokens INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE answer ADD COLUMN suspicion BLOB NOT NULL DEFAULT x''",
+    "ALTER TABLE generation ADD COLUMN used_ms INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE generation ADD COLUMN replays INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE tokens ADD COLUMN used_ms INTEGER NOT NULL DEFAULT 0",
+)
+
 MIGRATIONS: Sequence[Migration] = (
     Migration("answers, generations, tokens and peers", _FIRST),
     Migration("sessions with several turns, enrolled keys and settings", _SESSIONS),
     Migration("log-probabilities and stop strings", _LOGPROBS),
+    Migration("sessions that are parked or forked", _PARKING),
+    Migration("what failures left of answers, and used budgets", _ACCOUNTS),
 )
 
 

@@ -18,7 +18,7 @@ from bus.ids import SessionId
 from bus.messages.api import QOS_NAMES, SessionIdField
 from head.answers import Answer
 from head.book import AnswerBook
-from head.sessions import Session
+from head.sessions import Session, state_of
 
 MAX_PAGE = 1000
 _NAME = re.compile(r"s-([0-9a-f]{1,16})-[0-9a-f]+")
@@ -75,9 +75,7 @@ def _number(name: SessionId) -> int | None:
 def _row(each: Session | Answer, owner: str, book: AnswerBook, now: float) -> dict[str, Any]:
     if isinstance(each, Session):
         answer = book.by_session(owner, each.id)
-        ended, begun_s, tokens = each.ended_s is not None, each.created_s, len(each.context)
-        idle = "ended" if ended else "idle"
-        state = each.answer.stage if each.answer is not None else idle
+        begun_s, tokens, state = each.created_s, len(each.context), state_of(each)
     else:
         answer, begun_s, tokens, state = each, each.accepted_s, each.prompt_tokens, each.stage
     return {

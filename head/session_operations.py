@@ -1,7 +1,8 @@
-"""The operations on sessions that clients make: create, append, generate, finish, get, ls."""
+"""The operations on sessions that clients make, from create to finish."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from bus.api_maps import from_map
@@ -16,12 +17,22 @@ from bus.messages.api import (
     SessionGetRequest,
     SessionRequest,
 )
+from bus.messages.parts import U32
 from bus.messages.text import Described, Encode, Encoded
 from head.answer_operations import LOCAL_OWNER, AnswerOperations, only_known
 from head.answers import Answer
+from head.made_sessions import check_takes
 from head.operation import ApiRequest, Core
+from head.parking import Resumed
 from head.session_listing import SessionListRequest, session_page
-from head.sessions import Session
+from head.sessions import Session, state_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionForkRequest(SessionRequest):
+    """`offset` is how many tokens of the context the new session has; all when left out."""
+
+    offset: U32 | None = None
 
 
 class SessionOperations:
@@ -66,6 +77,45 @@ class SessionOperations:
             return
         self._core.runs.made.find_idle(LOCAL_OWNER, asked.session)
         self._answers.begin_turn(request, asked, session, now)
+
+    def fork(self, request: ApiRequest, now: float) -> None:
+        asked = from_map(SessionForkRequest, request.body)
+        made = self._core.runs.made
+        parent = made.find(LOCAL_OWNER, asked.session)
+        tokens = len(parent.context) if asked.offset is None else asked.offset
+        forked = made.fork(parent, self._core.new_session_id(), tokens, now)
+        self._core.outbox.reply(request.end({"session": forked.id, "tokens": tokens}))
+
+    def park(self, request: ApiRequest, now: float) -> None:
+        """Free a session's node, after its turn was cancelled; fine for one that is parked."""
+        asked = from_map(SessionRequest, request.body)
+        made = self._core.runs.made
+        session = made.find(LOCAL_OWNER, asked.session)
+        if session.answer is not None:
+            self._core.runs.cancel(session.answer, now)
+        made.park(session)
+        body = {"session": session.id, "tokens": len(session.context), "node": session.file_on}
+        self._core.outbox.reply(request.end(body))
+
+    def resume(self, request: ApiRequest, now: float) -> None:
+        """Place a parked session again; answered once its node has said what it reuses."""
+        asked = from_map(SessionRequest, request.body)
+        made = self._core.runs.made
+        session = made.find(LOCAL_OWNER, asked.session)
+        tokens = len(session.context)
+
+        def then(resumed: Resumed) -> None:
+            body = {
+                "session": session.id,
+                "node": resumed.node,
+                "tokens": tokens,
+                "reused": resumed.reused,
+                "exact": resumed.exact,
+                "problem": resumed.problem,
+            }
+            self._core.outbox.reply(request.end(body))
+
+        made.resume(session, then, now)
 
     def finish(self, request: ApiRequest, now: float) -> None:
         """End a session, and its turn before; one that is unknown is finished already."""
@@ -144,8 +194,7 @@ class SessionOperations:
 
     def _append(self, request: ApiRequest, session: Session, ids: PackedIds) -> None:
         try:
-            if session.ended_s is not None:
-                raise Invalid(f"session {session.id} has ended meanwhile", param="session")
+            check_takes(session)
             if ids:
                 self._core.runs.made.append(session, ids)
         except SuperfluidError as error:
@@ -161,15 +210,14 @@ def _report(session: Session, latest: Answer | None) -> dict[str, Any]:
         latest: the answer to the session's last turn, as far as it is kept.
     """
     placed = session.placed
-    state = "ended" if session.ended_s is not None else "idle"
-    if session.answer is not None:
-        state = session.answer.stage
     return {
         "session": session.id,
         "model": session.model,
         "qos": QOS_NAMES[session.qos],
-        "state": state,
+        "state": state_of(session),
         "tokens": len(session.context),
         "node": placed.node if placed is not None else "",
+        "file_on": session.file_on,
+        "parent": session.parent,
         "answer_tokens": len(latest.tokens) if latest is not None else 0,
     }

@@ -20,6 +20,7 @@ from bus.ids import Epoch, ModelName, NodeIdentity, SessionId, WorkerIncarnation
 from bus.messages.parts import Segment
 from head.answers import Answer
 from head.effects import LinkKey
+from head.suspects import WorkerName
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,6 +39,11 @@ class Placed:
     worker: WorkerIncarnation = WorkerIncarnation(0)
     numerics: str = ""
     first_offset: int = 0
+
+    @property
+    def on_worker(self) -> WorkerName:
+        """The worker process that runs its generation."""
+        return self.node, self.worker
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,6 +67,12 @@ class Session:
     appending: bool = False
     ended_s: float | None = None
     idle_timer: int | None = None
+    #: It has no place and takes nothing until it is resumed.
+    parked: bool = False
+    #: The node that may have a file of it; empty for none.
+    file_on: NodeIdentity = NodeIdentity("")
+    #: The session that its first tokens were taken from.
+    parent: SessionId | None = None
 
     def context_at(self, offset: int) -> TokenContext:
         """The context with `offset` tokens of the answer, as they are computed: step by step.
@@ -76,6 +88,15 @@ class Session:
         ids = pack_ids(self.answer.tokens[:offset])
         whole.append(ids, (Segment(tokens=offset, by_step=True),))
         return whole
+
+
+def state_of(session: Session) -> str:
+    """What people are told: the stage of its answer, or `idle`, `parked` or `ended`."""
+    if session.answer is not None:
+        return session.answer.stage
+    if session.ended_s is not None:
+        return "ended"
+    return "parked" if session.parked else "idle"
 
 
 class Sessions:

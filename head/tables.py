@@ -16,11 +16,13 @@ from head.rows import (
     MarkSent,
     PurgeAnswers,
     PurgeSessions,
+    PutAccount,
     PutAnswer,
     PutContent,
     PutFinish,
     PutGeneration,
     PutNodeKey,
+    PutParked,
     PutPeer,
     PutSession,
     PutSetting,
@@ -69,7 +71,8 @@ def _put_answer(connection: sqlite3.Connection, row: PutAnswer) -> None:
 
 def _put_generation(connection: sqlite3.Connection, row: PutGeneration) -> None:
     connection.execute(
-        "INSERT INTO generation VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO generation (generation, answer, session, epoch, node, worker, numerics,"
+        " first_offset, used_ms, replays) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             row.generation,
             row.answer,
@@ -79,9 +82,18 @@ def _put_generation(connection: sqlite3.Connection, row: PutGeneration) -> None:
             row.worker,
             row.numerics,
             row.first_offset,
+            row.used_ms,
+            row.replays,
         ),
     )
     _set_state(connection, row.answer, PLACED)
+
+
+def _put_account(connection: sqlite3.Connection, row: PutAccount) -> None:
+    connection.execute(
+        "UPDATE answer SET cached_tokens = ?, replayed_tokens = ?, suspicion = ? WHERE answer = ?",
+        (row.cached_tokens, row.replayed_tokens, row.suspicion, row.answer),
+    )
 
 
 def _mark_sent(connection: sqlite3.Connection, row: MarkSent) -> None:
@@ -97,16 +109,17 @@ def _set_state(connection: sqlite3.Connection, answer: int, state: str) -> None:
 
 def _put_tokens(connection: sqlite3.Connection, row: PutTokens) -> None:
     connection.execute(
-        "INSERT INTO tokens (answer, first, generation, ids, logprobs) VALUES (?, ?, ?, ?, ?)",
-        (row.answer, row.offset, row.generation, row.ids, row.logprobs),
+        "INSERT INTO tokens (answer, first, generation, ids, logprobs, used_ms)"
+        " VALUES (?, ?, ?, ?, ?, ?)",
+        (row.answer, row.offset, row.generation, row.ids, row.logprobs, row.used_ms),
     )
 
 
 def _put_finish(connection: sqlite3.Connection, row: PutFinish) -> None:
     connection.execute(
         "UPDATE answer SET state = ?, finish = ?, error = ?, prompt_tokens = ?,"
-        " cached_tokens = ?, completion_tokens = ?, finished_wall_s = ?, stop = ?"
-        " WHERE answer = ?",
+        " cached_tokens = ?, completion_tokens = ?, finished_wall_s = ?, stop = ?,"
+        " replayed_tokens = ? WHERE answer = ?",
         (
             FINISHED,
             row.finish,
@@ -116,6 +129,7 @@ def _put_finish(connection: sqlite3.Connection, row: PutFinish) -> None:
             row.completion_tokens,
             row.finished_wall_s,
             row.stop,
+            row.replayed_tokens,
             row.answer,
         ),
     )
@@ -136,8 +150,16 @@ def _put_peer(connection: sqlite3.Connection, row: PutPeer) -> None:
 
 def _put_session(connection: sqlite3.Connection, row: PutSession) -> None:
     connection.execute(
-        "INSERT INTO session (session, owner, model, qos, created_wall_s) VALUES (?, ?, ?, ?, ?)",
-        (row.session, row.owner, row.model, row.qos, row.created_wall_s),
+        "INSERT INTO session (session, owner, model, qos, created_wall_s, parent)"
+        " VALUES (?, ?, ?, ?, ?, ?)",
+        (row.session, row.owner, row.model, row.qos, row.created_wall_s, row.parent),
+    )
+
+
+def _put_parked(connection: sqlite3.Connection, row: PutParked) -> None:
+    connection.execute(
+        "UPDATE session SET parked = ?, file_on = ? WHERE session = ?",
+        (row.parked, row.file_on, row.session),
     )
 
 
@@ -183,6 +205,7 @@ def _raise_boot(connection: sqlite3.Connection, row: RaiseBoot) -> None:
 _WRITERS: dict[type, Write] = {
     PutAnswer: _put_answer,
     PutGeneration: _put_generation,
+    PutAccount: _put_account,
     MarkSent: _mark_sent,
     PutTokens: _put_tokens,
     PutFinish: _put_finish,
@@ -190,6 +213,7 @@ _WRITERS: dict[type, Write] = {
     PutPeer: _put_peer,
     PutSession: _put_session,
     PutContent: _put_content,
+    PutParked: _put_parked,
     EndSession: _end_session,
     PurgeSessions: _purge_sessions,
     PutNodeKey: _put_node_key,
@@ -207,12 +231,12 @@ def give_back_space(connection: sqlite3.Connection) -> None:
 
 # --- reading ----------------------------------------------------------------------------------
 
-_GENERATION = "generation, node, epoch, worker, first_offset, numerics"
-_NO_GENERATION = (None, None, Epoch(0), 0, 0, "")
+_GENERATION = "generation, node, epoch, worker, first_offset, numerics, used_ms, replays"
+_NO_GENERATION = (None, None, Epoch(0), 0, 0, "", 0, 0)
 _ANSWER = (
     "SELECT answer, session, owner, key, model, prompt, options, on_disconnect, created_wall_s,"
     " state, finish, error, prompt_tokens, cached_tokens, finished_wall_s,"
-    " context_tokens, stop FROM answer "
+    " context_tokens, stop, replayed_tokens, suspicion FROM answer "
 )
 
 
@@ -222,9 +246,7 @@ def read_answers(connection: sqlite3.Connection) -> tuple[StoredAnswer, ...]:
     Raises:
         sqlite3.DatabaseError: the file is damaged, or an answer's tokens have a gap.
     """
-    tokens = _join(
-        connection.execute("SELECT answer, first, ids, logprobs FROM tokens ORDER BY answer, first")
-    )
+    tokens = _join(connection.execute(f"SELECT {_BATCH} FROM tokens ORDER BY answer, first"))
     latest = {
         answer: found
         for answer, *found in connection.execute(
@@ -275,10 +297,15 @@ def read_sessions(connection: sqlite3.Connection) -> tuple[StoredSession, ...]:
             created_wall_s=created,
             ended_wall_s=ended,
             contents=tuple(contents.get(session, ())),
+            parent=parent,
+            parked=bool(parked),
+            file_on=NodeIdentity(file_on),
         )
-        for session, owner, model, qos, created, ended in connection.execute(
-            "SELECT session, owner, model, qos, created_wall_s, ended_wall_s FROM session"
-            " ORDER BY session"
+        for session, owner, model, qos, created, ended, parent, parked, file_on in (
+            connection.execute(
+                "SELECT session, owner, model, qos, created_wall_s, ended_wall_s, parent, parked,"
+                " file_on FROM session ORDER BY session"
+            )
         )
     )
 
@@ -313,8 +340,7 @@ def find_answer(
     number = found[0]
     tokens = _join(
         connection.execute(
-            "SELECT answer, first, ids, logprobs FROM tokens WHERE answer = ? ORDER BY first",
-            (number,),
+            f"SELECT {_BATCH} FROM tokens WHERE answer = ? ORDER BY first", (number,)
         )
     )
     latest = connection.execute(
@@ -324,22 +350,27 @@ def find_answer(
     return _answer(found, tokens.get(number, _NO_TOKENS), latest)
 
 
-#: Ids and log-probabilities of an answer.
-_Tokens = tuple[bytes, bytes]
-_NO_TOKENS: _Tokens = (b"", b"")
+_BATCH = "answer, first, ids, logprobs, used_ms"
+#: Ids and log-probabilities of an answer, and what of its wall budget was used at the last.
+_Tokens = tuple[bytes, bytes, int]
+_NO_TOKENS: _Tokens = (b"", b"", 0)
 
 
-def _join(batches: Iterable[tuple[int, int, bytes, bytes]]) -> dict[int, _Tokens]:
+def _join(batches: Iterable[tuple[int, int, bytes, bytes, int]]) -> dict[int, _Tokens]:
     """All ids of each answer, and their log-probabilities, in order."""
     parts: dict[int, list[_Tokens]] = {}
     lengths: dict[int, int] = {}
-    for answer, first, ids, logprobs in batches:
+    for answer, first, ids, logprobs, used_ms in batches:
         if first != lengths.get(answer, 0):
             raise sqlite3.DatabaseError(f"answer {answer} has a gap in its tokens at {first}")
-        parts.setdefault(answer, []).append((ids, logprobs))
+        parts.setdefault(answer, []).append((ids, logprobs, used_ms))
         lengths[answer] = first + count_ids(ids)
     return {
-        answer: (b"".join(ids for ids, _ in batch), b"".join(logprobs for _, logprobs in batch))
+        answer: (
+            b"".join(ids for ids, _, _ in batch),
+            b"".join(logprobs for _, logprobs, _ in batch),
+            batch[-1][2],
+        )
         for answer, batch in parts.items()
     }
 
@@ -363,9 +394,13 @@ def _answer(values: Sequence[Any], tokens: _Tokens, latest: Sequence[Any] | None
         finished_wall_s,
         context_tokens,
         stop,
+        replayed_tokens,
+        suspicion,
     ) = values
-    ids, logprobs = tokens
-    generation, node, epoch, worker, first_offset, numerics = latest or _NO_GENERATION
+    ids, logprobs, used_ms = tokens
+    generation, node, epoch, worker, first_offset, numerics, placed_ms, replays = (
+        latest or _NO_GENERATION
+    )
     return StoredAnswer(
         answer=answer,
         session=session,
@@ -392,4 +427,8 @@ def _answer(values: Sequence[Any], tokens: _Tokens, latest: Sequence[Any] | None
         first_offset=first_offset,
         numerics=numerics,
         stop=stop,
+        replayed_tokens=replayed_tokens,
+        suspicion=suspicion,
+        used_ms=max(used_ms, placed_ms),
+        replays=bool(replays),
     )

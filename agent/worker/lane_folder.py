@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -106,6 +106,22 @@ def forget(folder: Path, session: SessionId) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def forget_others(folder: Path, keep: Collection[SessionId]) -> int:
+    """Remove the files of all sessions but some; how many there were. A missing folder is empty.
+
+    Raises:
+        OSError: one can not be removed.
+    """
+    kept = {lane_path(folder, session).name for session in keep}
+    removed = 0
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(SUFFIX) and entry.name not in kept:
+                Path(entry.path).unlink(missing_ok=True)
+                removed += 1
+    return removed
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from bus.codec import DROPPABLE, Codec
+from bus.codec import DROPPABLE
 from bus.fields import MaxBytes, MaxItems, OneLine, OneOf
 from bus.ids import (
     CommandId,
@@ -21,6 +21,8 @@ from bus.ids import (
     SessionId,
     WorkerIncarnation,
 )
+from bus.messages.link_codec import LINK, MAX_MESSAGE_BYTES
+from bus.messages.link_parking import SessionPark, SessionRestore
 from bus.messages.parts import (
     U8,
     U32,
@@ -41,10 +43,7 @@ from bus.messages.parts import (
 )
 from bus.messages.sampling import SamplingParams
 
-#: A message joined from its parts may be this long.
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-
-LINK = Codec("Link-F", max_bytes=MAX_MESSAGE_BYTES)
+__all__ = ["LINK", "MAX_MESSAGE_BYTES"]
 
 # --- the end of the handshake -----------------------------------------------------------------
 
@@ -142,12 +141,14 @@ class ProbeAnswer:
 class Reconcile:
     """First thing on a new link: every session that the head has placed on the node, in pages.
 
-    What no page lists, the node drops after the last one.
+    What no page lists, the node drops after the last one. `parked` are the sessions whose files
+    the node is to keep; those of others it removes.
     """
 
     page: U32
     more: bool
     sessions: Annotated[tuple[SessionView, ...], MaxItems(1024)] = ()
+    parked: Annotated[tuple[SessionId, ...], MaxItems(1024)] = ()
 
 
 @LINK.message(tag=8, priority=1)
@@ -428,4 +429,12 @@ class XferDone:
 
 
 #: The commands of a session: they keep their order among each other.
-SESSION_COMMANDS = (SessionAssign, SessionRevoke, AppendContent, GenerateReq, GenerateCancel)
+SESSION_COMMANDS = (
+    SessionAssign,
+    SessionRevoke,
+    AppendContent,
+    GenerateReq,
+    GenerateCancel,
+    SessionPark,
+    SessionRestore,
+)

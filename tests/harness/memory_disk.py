@@ -21,12 +21,15 @@ from head.rows import (
     MarkSent,
     PurgeAnswers,
     PurgeSessions,
+    PutAccount,
     PutAnswer,
     PutContent,
     PutFinish,
     PutGeneration,
+    PutParked,
     PutPeer,
     PutSession,
+    PutSetting,
     PutTokens,
     RaiseBoot,
     StoredAnswer,
@@ -47,9 +50,12 @@ class Disk:
         self.answers: dict[int, StoredAnswer] = {}
         self.sessions: dict[SessionId, StoredSession] = {}
         self._peers: dict[bytes, PutPeer] = {}
+        self._settings: dict[str, PutSetting] = {}
         self._apply: dict[type, Callable[[Any], object]] = {
             PutAnswer: self._put_answer,
             PutGeneration: self._put_generation,
+            PutAccount: self._put_account,
+            PutSetting: self._put_setting,
             PutTokens: self._put_tokens,
             PutFinish: self._put_finish,
             MarkSent: lambda row: self._change(row.answer, state=SENT),
@@ -58,6 +64,7 @@ class Disk:
             RaiseBoot: self._raise_boot,
             PutSession: self._put_session,
             PutContent: self._put_content,
+            PutParked: self._put_parked,
             EndSession: self._end_session,
             PurgeSessions: lambda row: [self.sessions.pop(s, None) for s in row.sessions],
         }
@@ -71,6 +78,7 @@ class Disk:
             answers=tuple(self.answers.values()),
             peers=tuple(self._peers.values()),
             sessions=tuple(self.sessions.values()),
+            settings=tuple(self._settings.values()),
         )
 
     def tokens(self, session: str) -> int:
@@ -117,7 +125,20 @@ class Disk:
             epoch=row.epoch,
             worker=row.worker,
             first_offset=row.first_offset,
+            used_ms=row.used_ms,
+            replays=row.replays,
         )
+
+    def _put_account(self, row: PutAccount) -> None:
+        self._change(
+            row.answer,
+            cached_tokens=row.cached_tokens,
+            replayed_tokens=row.replayed_tokens,
+            suspicion=row.suspicion,
+        )
+
+    def _put_setting(self, row: PutSetting) -> None:
+        self._settings[row.name] = row
 
     def _put_tokens(self, row: PutTokens) -> None:
         old = self.answers[row.answer]
@@ -127,6 +148,7 @@ class Disk:
             row.answer,
             tokens=PackedIds(old.tokens + row.ids),
             logprobs=old.logprobs + row.logprobs,
+            used_ms=row.used_ms,
         )
 
     def _put_finish(self, row: PutFinish) -> None:
@@ -139,6 +161,7 @@ class Disk:
             cached_tokens=row.cached_tokens,
             finished_wall_s=row.finished_wall_s,
             stop=row.stop,
+            replayed_tokens=row.replayed_tokens,
         )
 
     def _put_peer(self, row: PutPeer) -> None:
@@ -156,7 +179,12 @@ class Disk:
             created_wall_s=row.created_wall_s,
             ended_wall_s=0.0,
             contents=(),
+            parent=row.parent,
         )
+
+    def _put_parked(self, row: PutParked) -> None:
+        old = self.sessions[row.session]
+        self.sessions[row.session] = replace(old, parked=row.parked, file_on=row.file_on)
 
     def _put_content(self, row: PutContent) -> None:
         old = self.sessions[row.session]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.actions import Note, SendToWorker, WorkerIsReady
+from agent.actions import KeepParked, Note, SendToWorker, WorkerIsReady
 from agent.core import AgentCore
 from agent.served_model import describe_exit
 from bus.agent_records import SendToHead
@@ -48,7 +48,10 @@ class Node:
         """A link to the head, which lists these sessions."""
         self.core.link_up(HEAD, now)
         self.core.link_message(link.Reconcile(page=0, more=False, sessions=sessions), now)
-        return self.taken()
+        # No parked session is named, so that no file of one is kept.
+        *said, kept = self.taken()
+        assert kept == KeepParked(sessions=frozenset())
+        return said
 
     def start(self, incarnation: WorkerIncarnation = W1, now: float = 0.0) -> list[object]:
         self.core.worker_started(TOY, incarnation, now)
