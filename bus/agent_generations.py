@@ -99,6 +99,8 @@ class NodeGenerations:
         """Keep a run under its event numbers; `pace` is to follow."""
         first_seq = found.window.tokens
         found.accepted = True
+        if first_seq == 0:
+            found.cached = run.cached
         found.window.add(run.ids, run.finish, run.logprobs)
         if run.finish is not None:
             del self._running[found.generation]

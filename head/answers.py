@@ -7,6 +7,7 @@ each once and in order, as far as its credit goes; what it is not yet sent stays
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,7 @@ from bus.messages.sampling import SamplingParams
 from bus.text.stops import AnswerText
 from head.effects import ClientKey, Reply
 from head.logprobs import token_logprobs
+from head.rows import PutAccount
 from head.suspects import Suspicion
 from head.texts import TextDesk
 
@@ -70,6 +72,8 @@ class Answer:
     exact: bool
     keep: bool
     accepted_s: float
+    #: When its wall budget began to count: later than that by the time in which no head was there.
+    budget_from_s: float = math.nan
     #: Empty for a turn of a made session, which begins with its session's context.
     prompt: PackedIds = PackedIds(b"")
     is_turn: bool = False
@@ -103,9 +107,13 @@ class Answer:
     moved_from: NodeIdentity = NodeIdentity("")
     #: What computed the last tokens; another one goes on equally, but not bit by bit.
     numerics: str = ""
-    #: Tokens that later nodes had to compute again.
+    #: Tokens that later nodes had to compute again, prompt and answer, and have.
     replayed_tokens: int = 0
+    #: Whether the next token is the first after tokens had to be computed again.
+    is_replaying: bool = False
     suspicion: Suspicion = field(default_factory=Suspicion)
+    #: What was last kept of the above (head/accounts.py).
+    account: PutAccount | None = None
     #: Nodes that can not take it: the incarnation that said so, and its words.
     tried: dict[NodeIdentity, tuple[int, str]] = field(default_factory=dict)
     #: Nodes that could not take it just now; they are asked again after a moment.
@@ -118,6 +126,10 @@ class Answer:
     subscriptions: list[Subscription] = field(default_factory=list)
     #: When a reader last went away, or the head was restarted.
     unread_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.budget_from_s):
+            self.budget_from_s = self.accepted_s
 
     @property
     def ended(self) -> bool:
@@ -137,7 +149,16 @@ class Answer:
         """What is unused of the wall budget, at least 1; 0 when it has none."""
         if not self.wall_ms:
             return 0
-        return max(round(self.wall_ms - (now - self.accepted_s) * 1000), 1)
+        return max(round(self.wall_ms - (now - self.budget_from_s) * 1000), 1)
+
+    def budget_used_ms(self, now: float) -> int:
+        """What is used of the wall budget; 0 when it has none."""
+        return round((now - self.budget_from_s) * 1000) if self.wall_ms else 0
+
+    @property
+    def budget_ends_s(self) -> float:
+        """When the wall budget ends; inf when it has none."""
+        return self.budget_from_s + self.wall_ms / 1000 if self.wall_ms else math.inf
 
     def progress(self, since_placement: int) -> None:
         """Tokens were committed: the failures before them are made good."""

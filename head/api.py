@@ -125,7 +125,7 @@ class Api:
         self._end(request, self._core.status(now))
 
     def nodes(self, request: ApiRequest, now: float) -> None:
-        listed = reports.nodes(self._core.fleet, now)
+        listed = reports.nodes(self._core.fleet, now, self._core.texts.digest)
         self._end(request, {"nodes": listed, "enrolment": self._core.enrolment.report()})
 
     def models(self, request: ApiRequest, now: float) -> None:

@@ -167,6 +167,7 @@ class AnswerBook:
                     completion_tokens=len(answer.tokens),
                     finished_wall_s=self.wall(now),
                     stop=answer.stop,
+                    replayed_tokens=answer.replayed_tokens,
                 )
             )
         self.on_end(answer)

@@ -122,6 +122,7 @@ class HeadCore:
         self.texts = TextDesk(self.outbox)
         self.book = AnswerBook(self.outbox, self.texts, boot_wall_offset_s=wall_s - now)
         self.fleet = Fleet(policy.runs.waiting.return_s)
+        self.texts.other_digest = self.fleet.first_digest
         self.enrolment = Enrolment(policy.enrolment, self.outbox, stored.node_keys, stored.settings)
         self.marks = NodeMarks(self.outbox, stored.settings)
         self.runs = Runs(
@@ -318,7 +319,7 @@ class HeadCore:
                 "uptime_s": round(now - self._started_s, 3),
                 "placement": self._policy.runs.waiting.placement,
             },
-            "nodes": reports.nodes(self.fleet, now),
+            "nodes": reports.nodes(self.fleet, now, self.texts.digest),
             "enrolment": self.enrolment.report(),
             "models": reports.models(self.fleet, self.texts, self.runs.waiting.counts()),
             "store": self.storage.report(),

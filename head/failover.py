@@ -14,6 +14,8 @@ from __future__ import annotations
 from bus.errors import (
     ERROR_TABLE,
     BlobMissing,
+    ConstraintInvalid,
+    ConstraintReplayFailed,
     Internal,
     Invalid,
     RequestKillsWorkers,
@@ -24,6 +26,7 @@ from bus.messages.link import Declined, Lost, NeedFull, Refused
 from bus.messages.parts import Finish
 from bus.timers import Timers
 from bus.transfer import HASH_MISMATCH
+from head.accounts import keep_account
 from head.answers import Answer
 from head.book import AnswerBook
 from head.effects import LinkKey
@@ -46,6 +49,8 @@ PASSING_CODES = frozenset(
         *("context_mismatch", "model_not_served"),
     }
 )
+#: How a node refuses to go on with an answer whose constraint another one took.
+REPLAY_CODES = frozenset({ConstraintReplayFailed.code, ConstraintInvalid.code})
 
 
 class Failover:
@@ -107,7 +112,8 @@ class Failover:
         if begun:
             answer.moved_from, answer.failure, answer.failed_s = placed.node, why, now
         if not died:
-            answer.suspicion.excuse(placed.worker)
+            answer.suspicion.excuse(placed.on_worker)
+        keep_account(answer, self._outbox)
         if answer.suspicion.guilty:
             self.end(session, "error", now, self._kills_workers(answer, why))
         elif answer.tokens and not answer.remaining:
@@ -185,7 +191,10 @@ class Failover:
             and session.model == model
             and (placed.worker == worker or session is lost)
         ]
-        blame(suspects, worker)
+        blame(suspects, (node, worker))
+        for session, _ in self._sessions.on(node):
+            if session.answer is not None:
+                keep_account(session.answer, self._outbox)
 
     def went_on(self, session: Session, placed: Placed) -> None:
         """A token came: the session is not on a worker that died before it, whatever was thought.
@@ -197,7 +206,8 @@ class Failover:
             or self._judged.get((placed.node, session.model)) != placed.worker
         ):
             return
-        session.answer.suspicion.excuse(placed.worker)
+        session.answer.suspicion.excuse(placed.on_worker)
+        keep_account(session.answer, self._outbox)
         node = self._fleet.get(placed.node)
         status = node.models.get(session.model) if node is not None else None
         if status is not None:
@@ -267,11 +277,32 @@ class Failover:
             self._rest(session, placed, message, now)
             self.move(session, f"the engine on {placed.node} failed ({message})", now)
             return
+        if placed.first_offset and finish.error_code in REPLAY_CODES:
+            self._replay_refused(session, answer, placed, message, now)
+            return
         cls = ERROR_TABLE.get(finish.error_code, Internal)
         details = {"offset": len(answer.tokens)}
         if finish.max:
             details |= {"length": finish.length, "max": finish.max}
         error = cls(message, param=finish.param or None, details=details)
+        self.end(session, "error", now, error)
+
+    def _replay_refused(
+        self, session: Session, answer: Answer, placed: Placed, message: str, now: float
+    ) -> None:
+        """The node does not go on with an answer under its constraint: the next one, if any."""
+        answer.tried[placed.node] = (placed.incarnation or 0, message)
+        if self._waiting.where(answer, now).error is None:
+            why = f"{placed.node} can not go on under its constraint ({message})"
+            self.move(session, why, now)
+            return
+        offset = len(answer.tokens)
+        error = ConstraintReplayFailed(
+            f"after {offset} tokens the answer had to move, and no node goes on with them under "
+            f"its constraint ({placed.node}: {message}); the tokens are kept: attach with session "
+            f"{answer.session}, or ask again",
+            details={"offset": offset, "session": answer.session},
+        )
         self.end(session, "error", now, error)
 
     def broke_protocol(self, session: Session, placed: Placed, what: str, now: float) -> None:

@@ -307,6 +307,17 @@ class Fleet:
             for node in self.nodes
         )
 
+    def first_digest(self, model: ModelName) -> int:
+        """The tokenizer digest of a model on the first node that serves it; 0 when none says it.
+
+        First is who came first since the head's start, of those that are up.
+        """
+        for node in self.nodes:
+            status = node.models.get(model) if node.up else None
+            if status is not None and status.phase == "ready" and status.tokenizer_digest:
+                return status.tokenizer_digest
+        return 0
+
     def largest_window(self, model: ModelName) -> int:
         """The longest context that a node that is up serves; 0 when one does not say."""
         windows = [

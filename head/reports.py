@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bus.ids import ModelName
@@ -30,12 +30,19 @@ def hello(operations: list[str]) -> dict[str, Any]:
     }
 
 
-def nodes(fleet: Fleet, now: float) -> list[dict[str, Any]]:
-    """One map per node, by identity."""
-    return [_node(node, now) for node in sorted(fleet.nodes, key=lambda node: node.identity)]
+def nodes(
+    fleet: Fleet, now: float, digest: Callable[[ModelName], int] = lambda _: 0
+) -> list[dict[str, Any]]:
+    """One map per node, by identity.
+
+    Args:
+        digest: of a model's tokenizer in this fleet; 0 when it is not known.
+    """
+    in_order = sorted(fleet.nodes, key=lambda node: node.identity)
+    return [_node(node, now, digest) for node in in_order]
 
 
-def _node(node: Node, now: float) -> dict[str, Any]:
+def _node(node: Node, now: float, digest: Callable[[ModelName], int]) -> dict[str, Any]:
     return {
         "identity": node.identity,
         "state": node.state,
@@ -55,15 +62,27 @@ def _node(node: Node, now: float) -> dict[str, Any]:
             "gpu_free_bytes": node.host.gpu_free_bytes,
             "load_average": node.host.load_average,
         },
-        "models": [_model_on_node(node, status) for status in node.models.values()],
+        "models": [
+            _model_on_node(node, status, digest(status.name)) for status in node.models.values()
+        ],
     }
 
 
-def _model_on_node(node: Node, status: ModelStatus) -> dict[str, Any]:
+def _problem(status: ModelStatus, digest: int) -> str:
+    theirs = status.tokenizer_digest
+    if status.problem or not digest or not theirs or theirs == digest:
+        return status.problem
+    return (
+        f"its tokenizer for {status.name} ({theirs:016x}) differs from the fleet's "
+        f"({digest:016x}), so it gets no requests for it; import the same model file there"
+    )
+
+
+def _model_on_node(node: Node, status: ModelStatus, digest: int) -> dict[str, Any]:
     return {
         "name": status.name,
         "phase": status.phase,
-        "problem": status.problem,
+        "problem": _problem(status, digest),
         "device": status.device,
         "window_tokens": status.window_tokens,
         "lanes_total": status.lanes_total,

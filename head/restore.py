@@ -12,6 +12,7 @@ from bus.messages.sampling import SamplingParams
 from head.answers import ENDED, NOT_KNOWN_S, PREPARING, Answer
 from head.book import AnswerBook
 from head.rows import FINISHED, StoredAnswer
+from head.suspects import Suspicion
 
 
 def answer_from(stored: StoredAnswer, book: AnswerBook, now: float) -> Answer:
@@ -42,6 +43,7 @@ def answer_from(stored: StoredAnswer, book: AnswerBook, now: float) -> Answer:
         request_digest=options.get("request_digest", b""),
         keep=stored.on_disconnect == "keep",
         accepted_s=book.from_wall(stored.created_wall_s),
+        budget_from_s=now - stored.used_ms / 1000,
         prompt=PackedIds(stored.prompt),
         stored=True,
         tokens=unpack_ids(stored.tokens),
@@ -53,6 +55,9 @@ def answer_from(stored: StoredAnswer, book: AnswerBook, now: float) -> Answer:
         numerics=stored.numerics,
         prompt_tokens=stored.prompt_tokens or count_ids(stored.prompt),
         cached_tokens=stored.cached_tokens,
+        replayed_tokens=stored.replayed_tokens,
+        is_replaying=stored.replays and count_ids(stored.tokens) == stored.first_offset,
+        suspicion=Suspicion.decode(stored.suspicion),
         node=stored.node or NodeIdentity(""),
         placed_s=NOT_KNOWN_S if stored.node else 0.0,
         first_token_s=NOT_KNOWN_S if stored.tokens else 0.0,

@@ -12,12 +12,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bus.ids import WorkerIncarnation
+import msgpack
+
+from bus.ids import NodeIdentity, WorkerIncarnation
 
 #: So many tokens since its last placement clear a request of everything.
 CLEARED_AFTER_TOKENS = 16
 #: Deaths that a request may be blamed for until it is set apart, though never alone.
 DEATHS_TO_SET_APART = 2
+
+#: One worker process of the fleet: incarnations of different nodes may be equal.
+WorkerName = tuple[NodeIdentity, WorkerIncarnation]
+NO_WORKER: WorkerName = (NodeIdentity(""), WorkerIncarnation(0))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,7 +39,28 @@ class Suspicion:
     #: Errors of engines that ended its generations.
     engine_errors: int = 0
     #: The worker of the last death that it was blamed for.
-    last: WorkerIncarnation = WorkerIncarnation(0)
+    last: WorkerName = NO_WORKER
+
+    @classmethod
+    def decode(cls, stored: bytes) -> Suspicion:
+        """What `encode` gave.
+
+        Raises:
+            ValueError, TypeError: it gave something else.
+        """
+        if not stored:
+            return cls()
+        deaths, set_apart, engine_errors, node, worker = msgpack.unpackb(stored)
+        last = (NodeIdentity(node), WorkerIncarnation(worker))
+        return cls(deaths=deaths, set_apart=set_apart, engine_errors=engine_errors, last=last)
+
+    def encode(self) -> bytes:
+        """What of it outlives the head; empty when it is suspected of nothing."""
+        if not (self.deaths or self.set_apart or self.engine_errors):
+            return b""
+        fields = (self.deaths, self.set_apart, self.engine_errors, *self.last)
+        packed: bytes = msgpack.packb(fields)
+        return packed
 
     def progress(self, tokens: int) -> None:
         """`tokens` were committed since the last placement."""
@@ -44,11 +71,11 @@ class Suspicion:
         self.deaths = self.engine_errors = 0
         self.set_apart = False
 
-    def excuse(self, worker: WorkerIncarnation) -> None:
+    def excuse(self, worker: WorkerName) -> None:
         """The worker had not even begun with it when it died."""
         if self.last == worker and self.deaths:
             self.deaths -= 1
-            self.last = WorkerIncarnation(0)
+            self.last = NO_WORKER
             self.guilty = False
 
 
@@ -60,9 +87,12 @@ class Suspect:
     proven: bool
 
 
-def blame(suspects: Iterable[Suspect], worker: WorkerIncarnation) -> None:
-    """A worker died with these answers on it: change what they are suspected of."""
-    everyone = list(suspects)
+def blame(suspects: Iterable[Suspect], worker: WorkerName) -> None:
+    """A worker died with these answers on it: change what they are suspected of.
+
+    Who was blamed for this death before, by an earlier start of the head, is not again.
+    """
+    everyone = [one for one in suspects if one.suspicion.last != worker]
     blamed = [one.suspicion for one in everyone if not one.proven]
     if not blamed:
         blamed = [one.suspicion for one in everyone]

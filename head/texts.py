@@ -80,6 +80,8 @@ class TextDesk:
         self._jobs: dict[int, _Job] = {}
         self._pending_bytes: dict[ClientKey, int] = {}
         self._last_job = 0
+        #: Gives the tokenizer digest of a model that the head has no copy of; 0 for unknown.
+        self.other_digest: Callable[[ModelName], int] = lambda _: 0
 
     @property
     def folders(self) -> Mapping[ModelName, str]:
@@ -99,9 +101,12 @@ class TextDesk:
         return known.kind if known else ""
 
     def digest(self, model: ModelName) -> int:
-        """The tokenizer digest of the head's own copy; 0 while it is not known."""
+        """The tokenizer digest that a model has in this fleet; 0 while it is not known.
+
+        It is that of the head's own copy, and without one what `other_digest` says.
+        """
         known = self._described.get(model)
-        return known.digest if known else 0
+        return known.digest if known else self.other_digest(model)
 
     def models_found(self, folders: Mapping[ModelName, str]) -> None:
         """The models folder was read: describe new models, forget those that are gone."""

@@ -23,6 +23,7 @@ FLUSH_AFTER_STEPS = 2
 @dataclass(slots=True)
 class _Pending:
     first_index: int
+    cached: int
     ids: list[int] = field(default_factory=list)
     logprobs: list[bytes] = field(default_factory=list)
     finish: Finish | None = None
@@ -43,7 +44,8 @@ class OutputBuffer:
             self._since = now
         pending = self._pending.get(emission.generation)
         if pending is None:
-            pending = self._pending[emission.generation] = _Pending(emission.index)
+            cached = 0 if emission.index else emission.cached
+            pending = self._pending[emission.generation] = _Pending(emission.index, cached)
         if emission.token is not None:
             pending.ids.append(emission.token)
             pending.logprobs.append(emission.logprobs)
@@ -71,6 +73,7 @@ class OutputBuffer:
                 ids=pack_ids(pending.ids),
                 finish=pending.finish,
                 logprobs=b"".join(pending.logprobs),
+                cached=pending.cached,
             )
             for generation, pending in self._pending.items()
         )

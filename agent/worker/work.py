@@ -128,10 +128,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """A token, or the end of a generation, or both. `index` counts from the generation's start."""
+    """A token, or the end of a generation, or both. `index` counts from the generation's start.
+
+    `cached` are tokens of the context that were not computed.
+    """
 
     generation: GenerationId
     index: int
     token: int | None
     finish: Finish | None
     logprobs: bytes = b""
+    cached: int = 0

@@ -150,6 +150,7 @@ class TokenRun:
     number after the last token. A run may be cut or joined anywhere when it is sent again.
     `logprobs` has one record a token, all of one size, little-endian: the chosen token's
     log-probability (float32), then id (u32) and log-probability of each of the others asked for.
+    `cached`, with the first token, says how many of the context's tokens were not computed.
     """
 
     session: SessionId
@@ -159,6 +160,7 @@ class TokenRun:
     ids: PackedIds = PackedIds(b"")
     finish: Finish | None = None
     logprobs: bytes = b""
+    cached: U32 = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,7 @@ class WorkerStats:
 class OutputRun:
     """Tokens of a generation in a row; `first_index` counts from the generation's own start.
 
-    `logprobs` as in `TokenRun`.
+    `logprobs` and `cached` as in `TokenRun`.
     """
 
     generation: GenerationId
@@ -63,6 +63,7 @@ class OutputRun:
     ids: PackedIds = PackedIds(b"")
     finish: Finish | None = None
     logprobs: bytes = b""
+    cached: U32 = 0
 
 
 # --- agent to worker --------------------------------------------------------------------------

@@ -19,6 +19,8 @@ BLOCKED_S = (0.1, 0.4, 2.0, 5.0, 12.0, 20.0)
 RESPAWN_S = (0.1, 0.5, 2.0)
 SLOW_S = (0.2, 0.6, 2.0)
 UNLOADED_S = (0.2, 1.0, 4.0, 9.0)
+DRAINED_S = (0.05, 0.5, 2.0, 5.0)
+UNDRAINED_S = (0.2, 2.0, 6.0, 10.0)
 GRACES_S = (0.0, 0.0, 0.5, 2.0, 8.0)
 #: How often a crash waits for a commit to be under way, and how long.
 COMMIT_LOOKS = 200
@@ -75,6 +77,7 @@ class Faults:
             if not node.alive:
                 node.start()
         self._world.operator.load_all()
+        self._world.drainer.undrain_all()
         self._world.oracle.look_at_service()
 
     def _later(self, choices: tuple[float, ...], action: Callable[[], None]) -> None:
@@ -117,6 +120,14 @@ class Faults:
     def _unload(self, node: NodeHost) -> None:
         self._world.operator.unload(node, self._rng.choice(GRACES_S))
         self._later(UNLOADED_S, lambda: self._world.operator.load(node.name))
+
+    def _drain(self, node: NodeHost) -> None:
+        """Drain a node, and mostly start its agent again, early or late."""
+        drainer = self._world.drainer
+        drainer.drain(node)
+        if self._rng.random() < 0.7:
+            self._later(DRAINED_S, lambda: self._crash_node(node))
+        self._later(UNDRAINED_S, lambda: drainer.undrain(node.name))
 
     # --- cables -------------------------------------------------------------------------------
 

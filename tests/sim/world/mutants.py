@@ -381,7 +381,7 @@ DEATHS = (
     Mutant(
         name="blamed_for_what_it_never_began",
         target="head.failover:Failover.move",
-        find="answer.suspicion.excuse(placed.worker)",
+        find="answer.suspicion.excuse(placed.on_worker)",
         replace="pass",
         profiles=("poison",),
     ),
@@ -418,4 +418,21 @@ MODELS = (
     ),
 )
 
-MUTANTS = LINKS + COMMITS + EPOCHS + EVENTS + SESSIONS + DEATHS + MODELS
+DRAINS = (
+    Mutant(
+        name="drain_is_forgotten_with_the_link",
+        target="head.core:HeadCore.link_up",
+        find="node.mark = self.marks.of(node.identity)",
+        replace="pass",
+        profiles=("drains",),
+    ),
+    Mutant(
+        name="drain_ends_what_it_should_move",
+        target="head.drains:Drains._move",
+        find="self._failover.move(session, why, now, to=placement.node)",
+        replace='self._failover.end(session, "cancelled", now)',
+        profiles=("drains",),
+    ),
+)
+
+MUTANTS = LINKS + COMMITS + EPOCHS + EVENTS + SESSIONS + DEATHS + MODELS + DRAINS

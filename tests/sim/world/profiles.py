@@ -126,6 +126,13 @@ PROFILES = (
         faulty_s=(12.0, 20.0),
     ),
     Profile(
+        name="drains",
+        sessions=0.3,
+        faults={"drain": 9, "crash_worker": 1, "crash_head": 2, "cut": 1, "partition": 1},
+        fault_every_s=(1.0, 2.0),
+        faulty_s=(12.0, 20.0),
+    ),
+    Profile(
         name="everything",
         nodes=(2, 5),
         faults=CRASHES | CABLES | PAUSES | {"slow_disk": 2},

@@ -165,6 +165,10 @@ class NodeFacts:
     #: The incarnation of its worker; 0 while it has none that is ready.
     worker: int = 0
     is_up: bool = False
+    #: It may be drained; the head has said that it is; work for it was asked for at this time.
+    drain_asked: bool = False
+    drain_told_s: float | None = None
+    undrained_s: float = -1.0
 
 
 @dataclass(slots=True)

@@ -164,6 +164,9 @@ class StoreRules:
             raise Violation(f"answer {row.answer:x} was placed after its end")
         if row.first_offset != len(answer.tokens):
             raise Violation(f"placed from {row.first_offset}; {len(answer.tokens)} are durable")
+        told_s = record.node(row.node).drain_told_s
+        if told_s is not None and decided_s > told_s:
+            raise Violation(f"placed on {row.node}, which is drained")
         late = row.worker != record.node(row.node).worker
         run = Run(row, answer, decided_s, was_late=late)
         record.runs[row.generation] = record.runs.get(row.generation, run)

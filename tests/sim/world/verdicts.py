@@ -150,6 +150,8 @@ class Verdicts:
         facts = record.node(run.row.node)
         if run.given_up or max(facts.broken_s, facts.worker_died_s, facts.started_s) >= since:
             return True
+        if facts.drain_asked or facts.undrained_s >= since:
+            return True
         if run.row.worker != facts.worker:
             return True  # Placed on a worker that was dead already.
         if (run.row.session, run.row.epoch) not in record.assigned:

@@ -19,6 +19,7 @@ from tests.harness.memory_worker import POISON, MadeUpModel
 from tests.sim.world.callers import Caller
 from tests.sim.world.clients import Clients
 from tests.sim.world.conversations import Conversation, served
+from tests.sim.world.drainer import Drainer
 from tests.sim.world.faults import RESPAWN_S, Faults
 from tests.sim.world.operator import Operator
 from tests.sim.world.oracle import Oracle
@@ -96,6 +97,8 @@ class World:
         self.oracle.callers = self.callers
         self.operator = Operator(self)
         self.callers.add(self.operator)
+        self.drainer = Drainer(self)
+        self.callers.add(self.drainer)
         self.conversations: list[Conversation] = []
         self._set_up_fleet()
         self.faults = Faults(self, profile)
@@ -267,8 +270,9 @@ class World:
     def is_harmed(self, name: str) -> bool:
         """Whether something keeps a node from serving, beside its processes and link."""
         blocked = self.fleet.network.is_blocked(name, "head")
-        # The head places nothing there from when it was asked to unload.
-        return blocked or self.node(name).worker_paused or name in self.operator.absent
+        # The head places nothing there from when it was asked to unload, or to drain.
+        is_out = name in self.operator.absent or name in self.drainer.drained
+        return blocked or self.node(name).worker_paused or is_out
 
     def is_made(self, session: SessionId) -> bool:
         """Whether a session is one that a caller made and has not finished."""
