@@ -126,7 +126,9 @@ class Api:
 
     def nodes(self, request: ApiRequest, now: float) -> None:
         listed = reports.nodes(self._core.fleet, now, self._core.texts.digest)
-        self._end(request, {"nodes": listed, "enrolment": self._core.enrolment.report()})
+        dialed = reports.dialed(self._core.dialed())
+        enrolment = self._core.enrolment.report()
+        self._end(request, {"nodes": listed, "dialed": dialed, "enrolment": enrolment})
 
     def models(self, request: ApiRequest, now: float) -> None:
         listed = reports.models(

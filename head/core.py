@@ -7,7 +7,7 @@ takes `effects()`: rows to keep and outputs that may leave once those rows are d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -58,7 +58,7 @@ from head.api import Api
 from head.book import AnswerBook
 from head.effects import ClientKey, Effects, LinkKey, Reply
 from head.enrolment import Enrolment, Way
-from head.fleet import Fleet
+from head.fleet import DialedAddress, Fleet
 from head.model_desk import ModelDesk
 from head.node_marks import NodeMarks
 from head.numbers import Numbers
@@ -123,6 +123,8 @@ class HeadCore:
         self.book = AnswerBook(self.outbox, self.texts, boot_wall_offset_s=wall_s - now)
         self.fleet = Fleet(policy.runs.waiting.return_s)
         self.texts.other_digest = self.fleet.first_digest
+        #: Gives the addresses that are dialed, for reports.
+        self.dialed: Callable[[], Sequence[DialedAddress]] = tuple
         self.enrolment = Enrolment(policy.enrolment, self.outbox, stored.node_keys, stored.settings)
         self.marks = NodeMarks(self.outbox, stored.settings)
         self.runs = Runs(
@@ -320,6 +322,7 @@ class HeadCore:
                 "placement": self._policy.runs.waiting.placement,
             },
             "nodes": reports.nodes(self.fleet, now, self.texts.digest),
+            "dialed": reports.dialed(self.dialed()),
             "enrolment": self.enrolment.report(),
             "models": reports.models(self.fleet, self.texts, self.runs.waiting.counts()),
             "store": self.storage.report(),

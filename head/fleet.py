@@ -27,6 +27,16 @@ STATUS_CROSSING_S = 0.25
 RETURN_S = 10.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DialedAddress:
+    """An address of [fleet] nodes: `node` answered there last; `why_not` when it is not up."""
+
+    address: str
+    node: str
+    up: bool
+    why_not: str
+
+
 @dataclass(slots=True, kw_only=True)
 class Claim:
     """One generation placed on a node."""
@@ -302,6 +312,7 @@ class Fleet:
         """Whether any node that is up is loading the model, or will as its worker just died."""
         return any(
             node.up
+            and not node.draining
             and (status := node.models.get(model))
             and (status.phase == "loading" or node.has_just_died(status))
             for node in self.nodes

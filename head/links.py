@@ -43,11 +43,14 @@ from head.config import FleetSection
 from head.core import HeadCore
 from head.effects import LinkKey
 from head.enrolment import Enrolment
+from head.fleet import DialedAddress
 from head.link_identity import head_identity
 from head.rows import PutPeer, StoredState
 
 #: The key of an agent that shares the head's state folder, in `nodes/`.
 _OWN_KEYS = "*/node.key"
+#: Of an address that was dialed just now.
+_NOT_YET = "it has not answered yet"
 #: Lines about refused links in the log, of all peers together.
 REFUSALS_PER_S = 2.0
 REFUSALS_BURST = 200.0
@@ -106,6 +109,9 @@ class FleetLinks:
         self._refusals = TokenBucket(REFUSALS_PER_S, REFUSALS_BURST)
         self._router: RouterLinks | None = None
         self._dealers: list[DealerLink] = []
+        #: Who answered last at an address that is dialed, and why no link to it is up.
+        self._answered: dict[DealerLink, str] = {}
+        self._why_not: dict[DealerLink, str] = {}
         if config.bind:
             self._router = RouterLinks(config.bind, self._acceptor(), setting="fleet.bind")
             self._router.attach(loop)
@@ -120,6 +126,18 @@ class FleetLinks:
     def address(self) -> str:
         """Where nodes join, with the port that 0 became; empty for nowhere."""
         return self._router.address if self._router is not None else ""
+
+    def dialed(self) -> list[DialedAddress]:
+        """Every address that is dialed, with what came of it last."""
+        return [
+            DialedAddress(
+                address=dealer.address,
+                node=self._answered.get(dealer, ""),
+                up=dealer.is_up,
+                why_not="" if dealer.is_up else self._why_not.get(dealer, _NOT_YET),
+            )
+            for dealer in self._dealers
+        ]
 
     def deliver(self, core: HeadCore, now: float) -> None:
         """Give the core all that came on the links, in order."""
@@ -285,13 +303,19 @@ class FleetLinks:
                     core.link_message(link, message, now)
             case LinkDown(code=code, reason=reason):
                 link = self._links.pop(place, None)
+                self._note_why_not(place, reason)
                 if link is not None:
                     del self._places[link]
                     self._log.warning("link_down", link=link, code=code, reason=reason)
                     core.link_down(link, reason, now, left=code == "goodbye")
             case PeerRefused(code=code, reason=reason, peer=refused):
                 name = refused.name if refused is not None else self._label(place)
+                self._note_why_not(place, reason)
                 self._log_refusal(now, code, name, reason)
+
+    def _note_why_not(self, place: _Place, reason: str) -> None:
+        if place.dealer is not None:
+            self._why_not[place.dealer] = reason
 
     def _log_refusal(self, now: float, code: str, name: str, reason: str) -> None:
         # Once a peer and minute; but whoever has the token may come under any number of names.
@@ -326,12 +350,15 @@ class FleetLinks:
             self._check_second(called, dialed=place.dealer is not None, but=place.dealer)
             self._admit(called)
         except HandshakeRefused as error:
+            self._note_why_not(place, error.message)
             self._log_refusal(now, error.refusal.text, peer.name, error.message)
             self._close_place(place, error.message)
             return
         self._enrolment.linked(called, now_wall_s)
         link = next(self._numbers)
         self._links[place], self._places[link] = link, place
+        if place.dealer is not None:
+            self._answered[place.dealer] = peer.name
         self._newest[peer.public] = (peer.incarnation, peer.hello_counter)
         self._log.info("link_up", link=link, node=peer.name, node_key=peer.fingerprint)
         seen = PutPeer(

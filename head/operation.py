@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,7 +17,7 @@ from head.answers import Answer
 from head.book import AnswerBook
 from head.effects import ClientKey, LinkKey, Reply
 from head.enrolment import Enrolment
-from head.fleet import Fleet
+from head.fleet import DialedAddress, Fleet
 from head.model_desk import ModelDesk
 from head.node_marks import NodeMarks
 from head.outbox import Outbox
@@ -78,6 +79,9 @@ class Core(Protocol):
     uploads: Uploads
     storage: Storage
     put_back: PutBack
+
+    @property
+    def dialed(self) -> Callable[[], Sequence[DialedAddress]]: ...
 
     def new_answer(
         self,

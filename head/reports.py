@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from bus.ids import ModelName
 from bus.messages.api import DEFAULT_CREDIT, MAX_BODY_BYTES, MAX_CREDIT
 from bus.messages.parts import ModelStatus
 from bus.version import __version__
-from head.fleet import Fleet, Node
+from head.fleet import DialedAddress, Fleet, Node
 from head.texts import TextDesk
 
 API_VERSION = 1
@@ -40,6 +40,19 @@ def nodes(
     """
     in_order = sorted(fleet.nodes, key=lambda node: node.identity)
     return [_node(node, now, digest) for node in in_order]
+
+
+def dialed(addresses: Iterable[DialedAddress]) -> list[dict[str, Any]]:
+    """One map per address that the head dials, in the order of the configuration."""
+    return [
+        {
+            "address": each.address,
+            "node": each.node,
+            "state": "up" if each.up else "down",
+            "reason": each.why_not,
+        }
+        for each in addresses
+    ]
 
 
 def _node(node: Node, now: float, digest: Callable[[ModelName], int]) -> dict[str, Any]:

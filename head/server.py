@@ -114,6 +114,7 @@ class HeadServer:
         stack.callback(self._api.close)
         self._links = FleetLinks(loop, config.fleet, state, stored, self._core.enrolment, self._log)
         stack.callback(self._links.close)
+        self._core.dialed = self._links.dialed
         numbers = BootCounter(stored.boot)
         pool = ProcessPool(loop, state.run, lambda: WorkerIncarnation(numbers.next()))
         stack.callback(pool.close, TEXT_GRACE_S)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from bus.capabilities import BLOBS, SAMPLING
 from bus.errors import Expired, Internal, NodeLost, NoNode, SuperfluidError
-from bus.ids import ModelName, NodeIdentity, NumericsId
+from bus.ids import ModelName, NodeIdentity, NumericsId, count_ids
 from bus.messages.api import QueuedEvent
 from bus.timers import Timers
 from head.affinity import Affinity, ContextOf
@@ -52,6 +52,16 @@ class WaitingPolicy:
     return_s: float = RETURN_S
     queue_limit: int = DEFAULT_LIMIT
     node_wait_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explained:
+    """A decision that was not carried out, with the model's queue and the place in it."""
+
+    policy: str
+    placement: Placement
+    queue: RequestQueue | None
+    position: int
 
 
 class WaitingLine:
@@ -106,7 +116,7 @@ class WaitingLine:
         if queue is None:
             queue = RequestQueue(answer.model, self._policy.queue_limit)
             self._queues[answer.model] = queue
-        expires_s = answer.accepted_s + answer.wall_ms / 1000 if answer.wall_ms else math.inf
+        expires_s = answer.budget_ends_s
         entry = Entry(
             answer=answer.id,
             owner=answer.owner,
@@ -168,18 +178,29 @@ class WaitingLine:
         request = replace(self._request(answer, now), passed_s=math.inf)
         return self._place(answer, request, now)
 
-    def explain(
-        self, request: PlacementRequest, qos: int, now: float
-    ) -> tuple[Placement, RequestQueue | None, int]:
-        """Where a request would go now, the queue of its model, and how many would go before it."""
-        placement = place(
-            self._policy.placement,
-            self._fleet.snapshot(request.model, now),
-            request,
-            self._policy.options,
+    def wanted(self, model: ModelName, context: bytes, expected_tokens: int) -> PlacementRequest:
+        """What placement would have to know of a new request with this context, packed ids."""
+        cached = NOTHING
+        if self._keeps_prefixes:
+            cached = self._affinity.cached_context(model, context)
+        return PlacementRequest(
+            model=model,
+            prompt_tokens=count_ids(context),
+            expected_tokens=expected_tokens,
+            tokenizer_digest=self._texts.digest(model),
+            cached=cached,
         )
-        queue = self._queues.get(request.model)
-        return placement, queue, queue.would_wait_behind(qos, now) if queue is not None else 0
+
+    def explain(self, request: PlacementRequest, qos: int, now: float) -> Explained:
+        """Where a request would go that came now, and who would go before it."""
+        policy, queue = self._policy.placement, self._queues.get(request.model)
+        snapshot = self._fleet.snapshot(request.model, now)
+        return Explained(
+            policy=policy,
+            placement=place(policy, snapshot, request, self._policy.options),
+            queue=queue,
+            position=queue.would_wait_behind(qos, now) if queue is not None else 0,
+        )
 
     def recheck(self, model: ModelName, at: float) -> None:
         """Look at a model's queue again at a time; of several the earliest counts."""
@@ -258,9 +279,12 @@ class WaitingLine:
             return True
         if answer.failed_s is not None:
             until = answer.failed_s + self._failover_wait_s
-            if now < until:
-                self.recheck(answer.model, min(until, now + RECHECK_S))
-            return now < until
+            # A node that has come is waited for as long as it takes to load, which has a limit.
+            if now >= until and not self._fleet.loading(answer.model):
+                return False
+            at = now + RECHECK_S
+            self.recheck(answer.model, min(until, at) if now < until else at)
+            return True
         if fails is not NoNode:
             return False
         until = answer.accepted_s + self._policy.node_wait_s

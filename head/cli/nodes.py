@@ -68,6 +68,11 @@ def problems(status: Mapping[str, Any], command: Command = "sfctl {}".format) ->
         if node.get("state") == "down"
     ]
     found += [
+        f"the node at {dialed['address']}, of [fleet] nodes, is not linked: {dialed['reason']}"
+        for dialed in status.get("dialed", [])
+        if dialed["state"] != "up" and not dialed["node"]
+    ]
+    found += [
         f"node {key['identity']} ({key['host'] or 'host unknown'}, key {key['key']}) waits for "
         f"approval; if it is yours: {command('node approve')} {quote(key['identity'])}"
         for key in _keys(status)
@@ -157,7 +162,12 @@ def with_keys(report: Mapping[str, Any], now_wall_s: float) -> list[dict[str, An
         now_wall_s: wall time, to tell who was approved just now.
     """
     nodes = {node["identity"]: dict(node) for node in report.get("nodes", [])}
-    others = []
+    # Whoever answered at an address once is told of by its identity.
+    others = [
+        {"identity": dialed["address"], "state": dialed["state"], "reason": dialed["reason"]}
+        for dialed in report.get("dialed", [])
+        if dialed["node"] not in nodes
+    ]
     for key in _keys(report):
         node = nodes.get(key["identity"])
         told = {**key, "host": key["host"] or "unknown"}

@@ -121,3 +121,34 @@ def test_a_model_that_was_unloaded_everywhere_can_be_loaded_again() -> None:
     assert problems({"nodes": [{"identity": "n1", "state": "up"}], "models": [loading]}) == [
         "model toy is not ready on any node"
     ]
+
+
+# --- nodes that are dialed, drained or labelled ---------------------------------------------------
+
+
+def test_an_address_that_nobody_answered_at_is_listed_with_why() -> None:
+    dialed = [
+        {"address": "tcp://a:8454", "node": "", "state": "down", "reason": "can not reach it"},
+        {"address": "tcp://b:8454", "node": "n1", "state": "up", "reason": ""},
+    ]
+    report = {**_report(_node("n1")), "dialed": dialed}
+    listed = {node["identity"]: node["state"] for node in with_keys(report, 0.0)}
+    assert listed == {"n1": "up", "tcp://a:8454": "down"}
+    (problem,) = problems(report)
+    assert "tcp://a:8454" in problem
+    assert "can not reach it" in problem
+
+
+def test_a_drained_node_is_no_problem_beside_one_that_has_work() -> None:
+    assert problems(_report(_node("n1"), _node("n2", "drained"))) == []
+
+
+def test_nobody_is_served_when_every_node_is_drained() -> None:
+    (problem,) = problems(_report(_node("n1", "drained"), _node("n2", "draining")))
+    assert "sfctl node undrain" in problem
+
+
+def test_a_drained_node_that_is_down_says_so_in_its_line() -> None:
+    row = node_row(_node("n1", "down", reason="off", draining=True, labels={"rack": "3"}), {})
+    assert row["problem"] == "off; drained by an operator"
+    assert row["labels"] == "rack=3"

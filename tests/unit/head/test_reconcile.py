@@ -292,12 +292,14 @@ def test_answer_moves_when_its_node_has_not_come_back_in_time() -> None:
 def test_request_is_taken_up_with_all_that_it_asked_for() -> None:
     options = msgpack.unpackb(RUNNING_ANSWER.options) | {"wall_ms": 10_000, "keep_output": False}
     bench = restarted(
-        replace(RUNNING_ANSWER, options=msgpack.packb(options), created_wall_s=1e9 - 8)
+        replace(
+            RUNNING_ANSWER, options=msgpack.packb(options), created_wall_s=1e9 - 60, used_ms=8000
+        )
     )
     (answer,) = bench.core.book
     assert not answer.keep_output
     bench.node(1)
-    # Of its ten seconds eight were over when the head started.
+    # Eight of its ten seconds were used while a head was there.
     assert bench.last(GenerateReq).wall_ms == 2000
 
 
