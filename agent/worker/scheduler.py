@@ -313,7 +313,9 @@ class Scheduler:
         self, sequence: Sequence, token: int | None, finish: Finish | None, logprobs: bytes
     ) -> None:
         index = sequence.generated - (token is not None)
-        self._emissions.append(Emission(sequence.generation, index, token, finish, logprobs))
+        self._emissions.append(
+            Emission(sequence.generation, index, token, finish, logprobs, sequence.cached)
+        )
 
     # --- figures --------------------------------------------------------------------------
 

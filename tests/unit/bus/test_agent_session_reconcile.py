@@ -74,6 +74,28 @@ def test_what_goes_on_is_acknowledged_named_and_sent_again(running: Node) -> Non
     assert running.output(5, [16]) == [again(run(5, [16]))]
 
 
+@pytest.mark.parametrize(("committed", "cached"), [(0, 40), (1, 0)])
+def test_what_was_cached_is_sent_again_with_the_first_token(committed: int, cached: int) -> None:
+    node = Node()
+    node.assign()
+    node.append()
+    node.give(node.request())
+    made = worker.OutputRun(
+        generation=GenerationId(100), first_index=0, ids=pack_ids([11, 12]), cached=40
+    )
+    node.session.worker_output(MODEL, WORKER, [made])
+    (said,) = [s for s in node.taken() if isinstance(s, link.TokenEvents)]
+    assert [run.cached for run in said.runs] == [40]
+    node.acknowledge(committed)
+    node.session.link_down(3.0)
+    (events,) = [
+        said
+        for said in node.link_to_head(view(known(committed)), now=5.0)
+        if isinstance(said, link.TokenEvents)
+    ]
+    assert [run.cached for run in events.runs] == [cached]
+
+
 def test_nothing_is_said_of_sessions_before_the_last_page(running: Node) -> None:
     running.session.link_down(3.0)
     running.session.link_up(HEAD, 4.0)

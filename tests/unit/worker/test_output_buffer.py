@@ -75,3 +75,13 @@ def test_records_of_log_probabilities_leave_with_their_tokens() -> None:
     buffer.add(Emission(GenerationId(1), 3, None, END), 6.0)
     (end,) = buffer.take()
     assert (end.ids, end.logprobs) == (b"", b"")
+
+
+def test_what_was_cached_leaves_with_the_first_token_alone() -> None:
+    buffer = OutputBuffer()
+    for index in range(3):
+        buffer.add(Emission(GenerationId(1), index, 100 + index, None, cached=40), 5.0)
+    (first,) = buffer.take()
+    assert (first.ids, first.cached) == (pack_ids([100, 101, 102]), 40)
+    buffer.add(Emission(GenerationId(1), 3, 103, END, cached=40), 6.0)
+    assert [run.cached for run in buffer.take()] == [0]

@@ -39,6 +39,15 @@ def test_a_running_lane_gives_all_that_is_equal() -> None:
     assert driver.scheduler.cached_tokens == 300
 
 
+def test_a_replay_says_with_its_first_token_what_it_found_computed() -> None:
+    """Also of the answer's own tokens, which usage leaves out."""
+    driver = driver_with()
+    ended(driver, submit(1, [*STEM, 7], max_new=50))
+    ended(driver, submit(2, [*STEM, 8, 9], max_new=2))
+    first = next(e for e in driver.emitted if e.generation == 2)
+    assert (first.index, first.cached) == (0, 300)
+
+
 def test_an_ended_lane_is_saved_and_gives_all_that_is_equal() -> None:
     driver = driver_with()
     ended(driver, submit(1, [*STEM, 7], max_new=50))
