@@ -14,6 +14,7 @@ from agent.worker.model_runner import ModelRunner
 from agent.worker.prefix_cache import prefix_seed
 from agent.worker.scheduler import Scheduler
 from agent.worker.transfers import DEFAULT_HOST_KV_BYTES, Transfers
+from agent.worker.turns import LONE_CHUNK_TOKENS
 from agent.worker.work import DecodeStep, Emission, PrefillChunk, Work
 from bus.errors import Internal, SuperfluidError
 from bus.ids import GenerationId
@@ -54,6 +55,7 @@ class Engine:
                 model=folder.digest, numerics=runner.numerics, salt=salt
             ),
             chunk_grid=folder.signature.head_dim > FREE_HEAD_DIM,
+            long_chunks=runner.longest_chunk >= LONE_CHUNK_TOKENS,
         )
         self.transfers = Transfers(runner.slab, host_kv_bytes)
         self._draws = Draws(

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from agent.models.onnx_runtime import onnxruntime
 from agent.worker.bindings import bind_lanes, past_inputs, run_bound
 from agent.worker.kv_cache import KvSlab
-from agent.worker.turns import MAX_CHUNK_TOKENS
+from agent.worker.turns import LONE_CHUNK_TOKENS
 
 Logits = npt.NDArray[np.float32]
 
@@ -26,7 +26,7 @@ class HostWay:
 
     def __init__(self, session: onnxruntime.InferenceSession, slab: KvSlab, vocab: int) -> None:
         self.session = session
-        self._chunk = _Binding(session, slab, vocab, 1, MAX_CHUNK_TOKENS)
+        self._chunk = _Binding(session, slab, vocab, 1, LONE_CHUNK_TOKENS)
         self._step = _Binding(session, slab, vocab, slab.lanes, 1)
 
     def run_chunk(self, lane: int, ids: Sequence[int], past: int) -> Logits:

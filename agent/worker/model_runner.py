@@ -34,6 +34,7 @@ from agent.worker.prepacked import DATA, open_prepacked
 from agent.worker.provider import Target, check_provider, choose_target, preload_cuda
 from agent.worker.sessions import SessionOptions, open_session, usable_processors
 from agent.worker.spinning import SpinPolicy
+from agent.worker.turns import LONE_CHUNK_TOKENS, MAX_CHUNK_TOKENS
 from bus.errors import Internal, ModelIncomplete, StartError
 from bus.log import EventLog
 
@@ -73,6 +74,7 @@ class ModelRunner:
 
     Attributes:
         window: tokens that a lane may hold.
+        longest_chunk: most tokens that a chunk may have.
         run_s: seconds inside ONNX Runtime so far.
         graphs: whether steps are captured.
     """
@@ -140,6 +142,7 @@ class ModelRunner:
         session = opener.open(spin=bool(spin))
         self.slab: KvSlab = HostSlab(2 * figures.layers, lanes, lane)
         self.window = lane.max_len
+        self.longest_chunk = LONE_CHUNK_TOKENS
         self.graphs = False
         self._calm: Way = HostWay(session, self.slab, figures.vocab)
         self._awake: Way | None = None
@@ -163,6 +166,7 @@ class ModelRunner:
             graphs=graphs,
         )
         self.window = lane.max_len - SPARE_POSITIONS
+        self.longest_chunk = MAX_CHUNK_TOKENS
         self.graphs = way.graphs
         self._calm, self._awake, self._tested = way, None, way
 
@@ -179,7 +183,7 @@ class ModelRunner:
 
         Args:
             lane: row of the slab.
-            ids: 1 to `MAX_CHUNK_TOKENS` token ids.
+            ids: 1 to `longest_chunk` token ids.
             past: tokens that the lane holds.
 
         Returns:

@@ -60,6 +60,7 @@ class Scheduler:
         host_kv_bytes: of host memory, for prefixes and preempted lanes; 0 is neither.
         prefix_seed: what the hashes of a salt's prefixes begin with, 1 to 64 bytes.
         chunk_grid: whether chunks keep to the middles of blocks (`chunk_grid`).
+        long_chunks: whether the runner takes chunks of `LONE_CHUNK_TOKENS`.
     """
 
     def __init__(
@@ -72,9 +73,10 @@ class Scheduler:
         host_kv_bytes: int = 0,
         prefix_seed: Callable[[bytes], bytes] = lambda salt: b"prefix" + salt,
         chunk_grid: bool = False,
+        long_chunks: bool = False,
     ) -> None:
         self.window = window
-        self.pacer = TurnPacer(grid=chunk_grid)
+        self.pacer = TurnPacer(grid=chunk_grid, long_chunks=long_chunks)
         self._vocab = vocab
         self._lanes = Lanes(lanes)
         self.reuse = Reuse(
@@ -193,7 +195,8 @@ class Scheduler:
 
     def _cut_chunk(self, sequence: Sequence, beside: int | None) -> PrefillChunk:
         past = sequence.computed
-        stop = past + self.pacer.chunk_tokens(past, sequence.chunk_stop, beside)
+        lone = sequence.qos == 0 and len(self._known) == 1
+        stop = past + self.pacer.chunk_tokens(past, sequence.chunk_stop, beside, lone=lone)
         ids, draw = sequence.tokens[past:stop], stop == len(sequence.tokens)
         return PrefillChunk(self._lanes.take_ops(), sequence, lane_of(sequence), past, ids, draw)
 

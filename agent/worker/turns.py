@@ -2,21 +2,29 @@
 
 A turn is at most one prefill chunk and then a decode step, so a decoding stream waits for no
 longer than the turn target. When chunks are so short that prefill would get less than a quarter of
-the busy time, further ones go first.
+the busy time, further ones go first. A prompt of class 0 that is alone is read in longer chunks.
 """
 
 from __future__ import annotations
 
 from agent.worker.chunk_grid import last_end
 
-#: Chunks are bit-equal to each other from 2 to 128 tokens, and no faster beyond.
+#: Chunks are bit-equal to each other from 2 to 256 tokens, where they need not keep to a grid.
 MAX_CHUNK_TOKENS = 128
+#: Of a prompt of class 0 that nobody is beside: a twelfth faster than two of the half (512 tokens
+#: are hardly faster, and take twice the memory for scores).
+LONE_CHUNK_TOKENS = 256
+#: Whoever comes meanwhile waits for no longer; machines that are slower stay at the shorter ones.
+LONE_CHUNK_S = 0.5
 #: Shorter chunks cost prefill more than half its speed.
 MIN_CHUNK_TOKENS = 32
 #: Beside a sequence of class 0, whose tokens someone reads as they come.
 MIN_CHUNK_BESIDE_INTERACTIVE = 16
 #: A chunk of one would round like a step.
 LEAST_SPLIT_TOKENS = 2
+#: Products go through rows in tiles of this or twice as many, as the matrix is, and a tile with one
+#: row rounds like a step (found at 65 rows of the toy model and 129 of SmolLM2).
+ROW_TILE = 64
 #: A turn aims at this, or at two decode steps when they take longer.
 TURN_TARGET_S = 0.050
 #: Steps get at most so many times the time of chunks while prefill waits.
@@ -32,14 +40,16 @@ class TurnPacer:
 
     Args:
         grid: whether chunks keep to the middles of blocks (`chunk_grid`).
+        long_chunks: whether the runner takes chunks of `LONE_CHUNK_TOKENS`.
 
     Attributes:
         step_s: smoothed seconds of a step; 0 is not yet measured.
         chunk_rate: smoothed tokens/s of chunks; 0 is not yet measured.
     """
 
-    def __init__(self, *, grid: bool = False) -> None:
+    def __init__(self, *, grid: bool = False, long_chunks: bool = False) -> None:
         self._grid = grid
+        self._long_chunks = long_chunks and not grid
         self.step_s = 0.0
         self.chunk_rate = 0.0
         self._chunk_was_last = False
@@ -62,19 +72,22 @@ class TurnPacer:
         self._chunk_was_last = False
         self._chunks_s = self._steps_s = 0.0
 
-    def chunk_tokens(self, past: int, stop: int, beside: int | None) -> int:
+    def chunk_tokens(self, past: int, stop: int, beside: int | None, *, lone: bool = False) -> int:
         """How long the next chunk is.
 
         Args:
             past: tokens before it.
             stop: where its stretch ends.
             beside: the best class of those that decode; None when none does.
+            lone: it is of class 0, and nobody else is there.
         """
-        size = MAX_CHUNK_TOKENS if beside is None else self._fitting(beside)
+        size = self._longest(lone=lone) if beside is None else self._fitting(beside)
         left = (last_end(past, stop) if self._grid else stop) - past
         size = min(left, size)
         if 0 < left - size < LEAST_SPLIT_TOKENS:
             size -= LEAST_SPLIT_TOKENS - (left - size)
+        if size > 1 and size % ROW_TILE == 1:
+            size -= 1 if size < left else LEAST_SPLIT_TOKENS
         return size
 
     def ran_chunk(self, tokens: int, elapsed_s: float) -> None:
@@ -89,6 +102,10 @@ class TurnPacer:
         self.step_s = _smooth(self.step_s, elapsed_s)
         self._chunk_was_last = False
         self._steps_s += min(elapsed_s, LONGEST_STEP_S)
+
+    def _longest(self, *, lone: bool) -> int:
+        quick = self.chunk_rate * LONE_CHUNK_S >= LONE_CHUNK_TOKENS
+        return LONE_CHUNK_TOKENS if lone and quick and self._long_chunks else MAX_CHUNK_TOKENS
 
     def _fitting(self, beside: int) -> int:
         """What fits beside a step into the turn target."""

@@ -36,7 +36,7 @@ def submit(prompt: int, tokens: int) -> Submit:
 
 def test_a_long_prefill_tells_each_second_how_many_chunks_it_has_done(runner: ModelRunner) -> None:
     # 16 chunks, which is 4.8 s of the test's clock without a token.
-    pipe = MemoryPipe(submit(2000, 1))
+    pipe = MemoryPipe(replace(submit(2000, 1), qos=3))
     pongs = [(at, message) for at, message in pipe.serve(runner) if isinstance(message, Pong)]
     assert all(pong.nonce == UNASKED for _, pong in pongs)
     assert [pong.stats.phase for _, pong in pongs] == ["prefill"] * len(pongs)

@@ -33,6 +33,49 @@ def test_a_chunk_is_what_fits_into_the_turn(
     assert paced(step_s=step_s, chunk_rate=rate).chunk_tokens(0, 500, beside) == tokens
 
 
+@pytest.mark.parametrize(
+    ("rate", "lone", "grid", "tokens"),
+    [
+        (512.0, True, False, 256),
+        (511.0, True, False, 128),  # longer than half a second
+        (0.0, True, False, 128),  # nothing is known yet
+        (1e6, True, False, 256),
+        (1e6, False, False, 128),
+        (1e6, True, True, 64),  # to the middle of the first block
+    ],
+)
+def test_a_lone_prompt_is_read_in_long_chunks_where_they_are_short_in_time(
+    rate: float, lone: bool, grid: bool, tokens: int
+) -> None:
+    pacer = TurnPacer(grid=grid, long_chunks=True)
+    pacer.chunk_rate = rate
+    assert pacer.chunk_tokens(0, 500, None, lone=lone) == tokens
+    short = TurnPacer(grid=grid)
+    short.chunk_rate = rate
+    assert short.chunk_tokens(0, 500, None, lone=lone) <= 128
+
+
+def lengths(pacer: TurnPacer, stop: int) -> list[int]:
+    """Of the chunks of a prompt that is alone."""
+    found: list[int] = []
+    while sum(found) < stop:
+        found.append(pacer.chunk_tokens(sum(found), stop, None, lone=True))
+    return found
+
+
+@pytest.mark.parametrize("grid", [False, True])
+@pytest.mark.parametrize("long_chunks", [False, True])
+def test_no_tile_of_rows_has_a_single_one(grid: bool, long_chunks: bool) -> None:
+    pacer = TurnPacer(grid=grid, long_chunks=long_chunks)
+    pacer.chunk_rate = 1e6
+    for stop in range(2, 700):
+        found = lengths(pacer, stop)
+        assert sum(found) == stop
+        assert all(size % 64 != 1 for size in found), (stop, found)
+    assert lengths(TurnPacer(), 65) == [63, 2]
+    assert lengths(TurnPacer(), 193) == [128, 63, 2]
+
+
 def test_no_single_token_is_left() -> None:
     pacer = paced(step_s=0.04, chunk_rate=400.0)
     assert pacer.chunk_tokens(0, 17, 0) == 15
