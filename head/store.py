@@ -192,7 +192,7 @@ class Store:
         return self._read("session = ?", (session,))
 
     def write_back_log(self) -> None:
-        """Have the log written back and made short, after a reader that stayed long has ended."""
+        """Have the log written back, after a reader that stayed long has ended."""
         with self._changed:
             self._write_back = True
             self._changed.notify()

@@ -19,9 +19,9 @@ RESTORING = FILE + ".restoring"
 #: How long another program (a backup) may hold the file before that is a fault, and how long one
 #: read of ours may take.
 BUSY_TIMEOUT_S = 5.0
-#: Bytes of its log that stay on disk after they were written back. SQLite writes back every 1,000
-#: pages; only a reader that stays long makes the log longer, and the next commits mend that.
-LOG_LIMIT_BYTES = 16 * 1024 * 1024
+#: What its log is cut to when it begins anew. SQLite writes back every 1,000 pages, about so many
+#: bytes; only a reader that stays long makes the log longer.
+LOG_LIMIT_BYTES = 4 * 1024 * 1024
 
 #: Where a file's header has its user_version, four bytes, the high one first.
 _USER_VERSION_AT = 60
@@ -153,16 +153,14 @@ def _is_filled(file: Path) -> bool:
 
 
 def checkpoint(connection: sqlite3.Connection) -> None:
-    """Write the log back and make it short, as far as readers let it; waits for none.
+    """Write the log back as far as readers let it, and wait for none; a later commit cuts it.
+
+    It is not emptied: a log that a killed head left empty could not be told from one that is lost.
 
     Raises:
         sqlite3.Error: the file can not be written.
     """
-    connection.execute("PRAGMA busy_timeout = 0")
-    try:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-    finally:
-        connection.execute(f"PRAGMA busy_timeout = {round(BUSY_TIMEOUT_S * 1000)}")
+    connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
 
 def is_damage(error: sqlite3.Error) -> bool:

@@ -19,7 +19,7 @@ from bus.state import private_folder
 from head.enrolment import REVOKED
 from head.log_mark import log_file, mark_file
 from head.rows import PutNodeKey
-from head.schema import MIGRATIONS
+from head.schema import MIGRATIONS, apply
 from head.store_copy import StoreFacts, copy_whole, read_facts, sync
 from head.store_file import FILE, RESTORING, connect
 from head.store_folder import claim_folder
@@ -72,15 +72,15 @@ def restore(folder: Path, source: Path, *, wall_s: float, force: bool = False) -
                 f"{source} is of head {facts.head} and the store {store} of head {present.head}; "
                 "if it is to be that head's from now on, add --force"
             )
-        same = present is not None and present.head == facts.head
-        revoked = _carry_over(part, keys if same else ())
+        known = keys if present is not None and present.head == facts.head else None
+        revoked = _carry_over(part, present.boot if present else 0, known or ())
         part.replace(folder / RESTORING)
         sync(folder)
         moved_to = _move_away(store, wall_s)
         (folder / RESTORING).replace(store)
         sync(folder)
         return Restored(
-            facts=facts, moved_to=moved_to, revoked=revoked, knows_revoked=same
+            facts=facts, moved_to=moved_to, revoked=revoked, knows_revoked=known is not None
         )
 
 
@@ -118,10 +118,10 @@ def _take_copy(source: Path, part: Path) -> StoreFacts:
         ) from error
 
 
-def _look(store: Path) -> tuple[StoreFacts | None, tuple[PutNodeKey, ...]]:
+def _look(store: Path) -> tuple[StoreFacts | None, tuple[PutNodeKey, ...] | None]:
     """What the present store says, as far as it can be read, and the keys that it knows."""
     if not store.is_file():
-        return None, ()
+        return None, None
     facts = None
     try:
         connection = connect(store, read_only=True)
@@ -132,19 +132,19 @@ def _look(store: Path) -> tuple[StoreFacts | None, tuple[PutNodeKey, ...]]:
             connection.close()
     except sqlite3.Error:
         # It is being replaced, most likely for that.
-        return facts, ()
+        return facts, None
 
 
-def _carry_over(part: Path, keys: tuple[PutNodeKey, ...]) -> tuple[str, ...]:
-    """Keep out who was shut out after the backup was made."""
-    revoked = [key for key in keys if key.state == REVOKED]
+def _carry_over(part: Path, boot: int, keys: tuple[PutNodeKey, ...]) -> tuple[str, ...]:
+    """Let the backup know how many starts there were, and keep out who was shut out after it."""
     connection = connect(part)
     try:
-        if not revoked or read_facts(connection).schema < len(MIGRATIONS):
-            return ()
+        for version in range(read_facts(connection).schema, len(MIGRATIONS)):
+            apply(connection, version + 1, MIGRATIONS[version])
         known = {key.public for key in read_node_keys(connection) if key.state == REVOKED}
-        added = [key for key in revoked if key.public not in known]
+        added = [key for key in keys if key.state == REVOKED and key.public not in known]
         connection.execute("BEGIN IMMEDIATE")
+        connection.execute("UPDATE head SET boot = max(boot, ?)", (boot,))
         for key in added:
             write(connection, key)
         connection.execute("COMMIT")

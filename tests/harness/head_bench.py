@@ -57,9 +57,14 @@ ADMITTED_ANSWER = StoredAnswer(
 class Bench:
     """A core whose effects are taken at once; `links` and `replies` keep what came out."""
 
-    def __init__(self, *answers: StoredAnswer) -> None:
-        stored = StoredState(boot=3, head_id="h", answers=answers)
-        self.core = HeadCore(CorePolicy(), stored, entropy=bytes, now=0.0, wall_s=1e9)
+    def __init__(
+        self,
+        *answers: StoredAnswer,
+        policy: CorePolicy | None = None,
+        stored: StoredState | None = None,
+    ) -> None:
+        stored = stored or StoredState(boot=3, head_id="h", answers=answers)
+        self.core = HeadCore(policy or CorePolicy(), stored, entropy=bytes, now=0.0, wall_s=1e9)
         self.now = 0.0
         self.sent: list[tuple[int, Any]] = []
         self.replies: list[dict[str, Any]] = []
