@@ -293,11 +293,14 @@ class Runs:
         self._take_tokens(session, answer, placed, receipt.first(kept), now)
         if receipt.finish is not None:
             self.waiting.finished(answer, receipt.finish.usage.cached_tokens)
-        if stop:
+        finish = receipt.finish
+        # What ran out of time with the very token that ends it has run out of time first.
+        expired = finish is not None and finish.reason == "expired"
+        if stop and not (expired and kept == count_ids(receipt.ids)):
             answer.stop = stop
             self._failover.end(session, "stop", now)
-        elif receipt.finish is not None:
-            self._finished(session, answer, placed, receipt.finish, now)
+        elif finish is not None:
+            self._finished(session, answer, placed, finish, now)
         else:
             self._book.pump(answer)
 

@@ -64,6 +64,16 @@ def test_t2_the_tokens_come_at_once_and_the_text_without_the_stop(bench: Bench) 
     )
 
 
+@pytest.mark.parametrize(("text", "finish"), [(b"ABC", "expired"), (b"ABCD", "stop")])
+def test_expired_goes_before_a_stop_of_the_same_token_and_not_before_an_earlier_one(
+    bench: Bench, text: bytes, finish: str
+) -> None:
+    request = bench.ask(stop="BC", max_new=40, max_wall_ms=1000)
+    say(bench, request, 0, text, "expired")
+    assert (ended(bench)["finish"], ended(bench)["offset"]) == (finish, 3)
+    assert shown(bench) == "A"
+
+
 def test_t2_a_beginning_of_a_stop_is_shown_when_it_goes_on_otherwise(bench: Bench) -> None:
     request = bench.ask(stop=["DEFGHIJ"], max_new=40)
     say(bench, request, 0, b"ABCDEF")
