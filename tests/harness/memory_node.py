@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from agent.actions import (
     Action,
     FindModel,
+    ForgetParked,
+    KeepParked,
     KnowModel,
     RememberModel,
     SendToWorker,
@@ -21,7 +23,7 @@ from bus.agent_records import SendToHead
 from bus.capabilities import BLOBS, CAPABILITIES
 from bus.crypto import KeyPair
 from bus.endpoint import Endpoint
-from bus.ids import NodeIdentity, SessionId, WorkerIncarnation
+from bus.ids import NodeIdentity, PackedIds, SessionId, WorkerIncarnation
 from bus.link import LinkDown, LinkIdentity, LinkUp, MessageReceived
 from bus.messages.link import (
     SESSION_COMMANDS,
@@ -29,6 +31,7 @@ from bus.messages.link import (
     Heartbeat,
     SessionRevoke,
 )
+from bus.messages.link_parking import SessionPark
 from tests.harness.blob_rig import BlobsInMemory
 from tests.harness.memory_ends import Dialer, Listener
 from tests.harness.memory_parts import MODEL, WINDOW, MadeUpWorker, expected_tokens
@@ -77,6 +80,8 @@ class NodeHost(Process):
         self.is_deaf = False
         #: Its folder of files, over all its lives; None takes none.
         self.files: BlobsInMemory | None = None
+        #: Its folder of parked sessions, over all its lives.
+        self.parked: dict[SessionId, PackedIds] = {}
         #: The address of the link that is up, when it listens.
         self._head: bytes | None = None
         self._seen_heads: dict[bytes, tuple[int, int]] = {}
@@ -215,6 +220,7 @@ class NodeHost(Process):
             mark=self.fleet.mark,
             computed=partial(self.fleet.watch.computed, self),
             is_deaf=self.is_deaf,
+            parked=self.parked,
         )
         self.worker_paused = False
         self.core.worker_started(MODEL, incarnation, self.now())
@@ -305,7 +311,7 @@ class NodeHost(Process):
         rng = self.fleet.rng
         if not self.fleet.repeat or not isinstance(message, SESSION_COMMANDS):
             return
-        if isinstance(message, SessionRevoke):
+        if isinstance(message, SessionRevoke | SessionPark):
             self._held_life[message.session] = self._held_life.get(message.session, 0) + 1
         if rng.random() >= self.fleet.repeat:
             return
@@ -345,6 +351,11 @@ class NodeHost(Process):
                 self._start_worker()
             case StopWorker():
                 self._stop_worker(core)
+            case KeepParked(sessions=sessions):
+                for session in self.parked.keys() - sessions:
+                    del self.parked[session]
+            case ForgetParked(session=session):
+                self.parked.pop(session, None)
             case RememberModel(served=served):
                 self.serves = served
                 if not served:

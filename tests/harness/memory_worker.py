@@ -15,6 +15,7 @@ from bus.ids import (
     GenerationId,
     NumericsId,
     PackedIds,
+    SessionId,
     WorkerIncarnation,
     pack_ids,
     unpack_ids,
@@ -127,6 +128,8 @@ class MadeUpWorker:
     computed: Callable[[GenerationId, int, int], None] = lambda *_: None
     #: It takes no notice of stop strings.
     is_deaf: bool = False
+    #: Files of parked sessions, which its node has on disk: the tokens in each.
+    parked: dict[SessionId, PackedIds] = field(default_factory=dict)
     running: dict[GenerationId, _Sequence] = field(default_factory=dict)
     steps: int = 0
     made: int = 0
@@ -166,7 +169,24 @@ class MadeUpWorker:
                 return []
             case worker.Ping():
                 return [worker.Pong(nonce=message.nonce, stats=self._stats())]
+            case worker.Park():
+                self.parked[message.session] = message.context
+                tokens = len(message.context) // 4
+                return [worker.Parked(session=message.session, tokens=tokens, file_bytes=tokens)]
+            case worker.Restore():
+                return [self._restored(message)]
+            case worker.Forget():
+                self.parked.pop(message.session, None)
         return []
+
+    def _restored(self, message: worker.Restore) -> worker.Restored:
+        file = self.parked.get(message.session, b"")
+        tokens = 0
+        while (
+            4 * tokens < len(file) and message.context[: 4 * tokens + 4] == file[: 4 * tokens + 4]
+        ):
+            tokens += 1
+        return worker.Restored(session=message.session, tokens=tokens, exact_tokens=tokens)
 
     def step(self, now: float = 0.0) -> list[object]:
         runs = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.sim.world.mutation import Mutant
+from tests.sim.world.park_mutants import PARKS
 
 LOSSY = ("lossy", "everything")
 CRASHES = ("crashy", "worker-killer", "everything")
@@ -435,4 +436,4 @@ DRAINS = (
     ),
 )
 
-MUTANTS = LINKS + COMMITS + EPOCHS + EVENTS + SESSIONS + DEATHS + MODELS + DRAINS
+MUTANTS = LINKS + COMMITS + EPOCHS + EVENTS + SESSIONS + DEATHS + MODELS + DRAINS + PARKS

@@ -250,3 +250,6 @@ class Oracle(Observer):
         facts = self.record.node(node.name)
         if facts.linked_since is None or not facts.has_reconciled:
             raise Violation(f"{node.name} has no link at the end")
+        meant = {session for session, on in self.record.parked.items() if on == node.name}
+        if self.nodes.must_agree and (files := node.parked.keys() - meant):
+            raise Violation(f"{node.name} has files of {sorted(files)}, which nobody means")

@@ -45,6 +45,10 @@ class Profile:
     poisoned: float = 0.0
     #: Share of callers that keep a session of several turns.
     sessions: float = 0.0
+    #: Shares of pauses between turns, and of turns, in which a session is parked; of pauses in
+    #: which it is forked.
+    parked: float = 0.25
+    forked: float = 0.1
     small_credit: float = 0.2
     #: Whether answers may end by themselves, before their budget.
     ends: bool = True
@@ -104,6 +108,16 @@ PROFILES = (
         faults=CRASHES | CABLES | PAUSES,
         fault_every_s=(1.5, 3.0),
         cancelled=0.4,
+    ),
+    Profile(
+        name="parks",
+        sessions=1.0,
+        calls=(2, 4),
+        tokens=(3, 25),
+        faults=CRASHES | CABLES | PAUSES,
+        fault_every_s=(1.5, 3.0),
+        parked=0.8,
+        forked=0.3,
     ),
     Profile(
         name="crowd",

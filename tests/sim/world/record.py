@@ -184,6 +184,13 @@ class Record:
     #: What callers appended and is not durable.
     appended: dict[SessionId, list[list[int]]] = field(default_factory=dict)
     ended: set[SessionId] = field(default_factory=set)
+    #: Sessions that are parked by what is durable, and where a file of each may be.
+    parked: dict[SessionId, str] = field(default_factory=dict)
+    #: Sessions that were resumed at some time.
+    resumed: set[SessionId] = field(default_factory=set)
+    #: How each token of a context is computed, and what a fork has still to get of its parent's.
+    by_step: dict[SessionId, list[bool]] = field(default_factory=dict)
+    inherited: dict[SessionId, list[tuple[int, bool]]] = field(default_factory=dict)
     #: Answers whose tokens have joined their session's context.
     joined: set[int] = field(default_factory=set)
     #: What the model answers: prompt, how many, seed, how many at least.

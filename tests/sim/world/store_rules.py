@@ -21,6 +21,7 @@ from head.rows import (
     PutContent,
     PutFinish,
     PutGeneration,
+    PutParked,
     PutSession,
     PutTokens,
 )
@@ -84,8 +85,11 @@ class StoreRules:
                     self._put_session(row)
                 case PutContent():
                     self._put_content(row)
+                case PutParked():
+                    self._put_parked(row)
                 case EndSession():
                     self._record.ended.add(row.session)
+                    self._record.parked.pop(row.session, None)
                 case PurgeAnswers():
                     raise Violation("answers were purged long before their time")
 
@@ -111,6 +115,8 @@ class StoreRules:
         context = record.contexts[row.session]
         if row.context_tokens != len(context):
             raise Violation(f"a turn on {row.context_tokens} tokens; {len(context)} are durable")
+        if row.session in record.parked:
+            raise Violation(f"{plan.name} began while its session is parked")
         if any(before.finish is None for before in record.sessions.get(row.session, [])):
             raise Violation(f"{plan.name} began before the end of the turn before it")
         left = [a for a in record.sessions.get(row.session, []) if a.tokens]
@@ -126,8 +132,41 @@ class StoreRules:
     def _put_session(self, row: PutSession) -> None:
         if row.session in self._record.contexts:
             raise Violation(f"session {row.session} was made twice")
-        self._record.contexts[row.session] = []
-        self._record.generated[row.session] = 0
+        record = self._record
+        record.contexts[row.session] = []
+        record.by_step[row.session] = []
+        record.generated[row.session] = 0
+        if row.parent is not None:
+            parent = zip(record.contexts[row.parent], record.by_step[row.parent], strict=True)
+            record.inherited[row.session] = list(parent)
+
+    def _put_parked(self, row: PutParked) -> None:
+        record = self._record
+        if row.session in record.ended:
+            raise Violation(f"session {row.session} is parked or resumed after its end")
+        before = record.sessions.get(row.session, [])
+        if any(answer.finish is None for answer in before):
+            raise Violation(f"session {row.session} is parked while its turn runs")
+        if row.parked:
+            record.parked[row.session] = row.file_on
+            record.count("parks")
+        elif record.parked.pop(row.session, None) is None:
+            raise Violation(f"session {row.session} was resumed and not parked")
+        else:
+            record.resumed.add(row.session)
+            record.count("resumes")
+
+    def _put_inherited(self, row: PutContent, tokens: list[int]) -> None:
+        """What a fork takes over is the beginning of its parent's context, computed alike."""
+        record = self._record
+        wanted = record.inherited[row.session]
+        taken = [wanted.pop(0) for _ in tokens[: len(wanted)]]
+        if [token for token, _ in taken] != tokens:
+            raise Violation(f"{row.session} is no fork of its parent at {row.first}")
+        if any(by_step != bool(row.answer) for _, by_step in taken):
+            raise Violation(f"{row.session} computes tokens at {row.first} in another way")
+        if row.answer:
+            record.generated[row.session] += len(tokens)
 
     def _put_content(self, row: PutContent) -> None:
         record, tokens = self._record, list(unpack_ids(row.ids))
@@ -136,7 +175,11 @@ class StoreRules:
             raise Violation(f"content at {row.first} of a session with {len(context)} tokens")
         if row.session in record.ended:
             raise Violation(f"content of {row.session} after its end")
-        if row.answer:
+        if row.session in record.parked:
+            raise Violation(f"content of {row.session} while it is parked")
+        if record.inherited.get(row.session):
+            self._put_inherited(row, tokens)
+        elif row.answer:
             if self._answer(row.answer).tokens != tokens:
                 raise Violation(f"what joins {row.session} is not what its turn delivered")
             record.joined.add(row.answer)
@@ -147,6 +190,7 @@ class StoreRules:
                 raise Violation(f"what joins {row.session} was not asked for, or twice")
             asked.remove(tokens)
         context += tokens
+        record.by_step[row.session] += [bool(row.answer)] * len(tokens)
 
     def _put_generation(self, row: PutGeneration, now: float, decided_s: float) -> None:
         record = self._record
@@ -162,6 +206,8 @@ class StoreRules:
             record.count("moves")
         if answer.finish is not None:
             raise Violation(f"answer {row.answer:x} was placed after its end")
+        if row.session in record.parked:
+            raise Violation(f"answer {row.answer:x} was placed while its session is parked")
         if row.first_offset != len(answer.tokens):
             raise Violation(f"placed from {row.first_offset}; {len(answer.tokens)} are durable")
         told_s = record.node(row.node).drain_told_s
@@ -280,7 +326,8 @@ class StoreRules:
                 if run is None or run.row.epoch != message.epoch:
                     raise Violation(f"{message} left before its row was durable")
             case SessionAssign():
-                if message.epoch not in record.epochs and message.session not in record.sessions:
+                known = record.resumed | record.sessions.keys()
+                if message.epoch not in record.epochs and message.session not in known:
                     raise Violation(f"{message} left before its row was durable")
             case Reconcile():
                 for view in message.sessions:

@@ -171,9 +171,13 @@ class World:
 
     def _plan_conversation(self, name: str) -> None:
         talk = Conversation(self, name, self.rng.randint(2, 4))
+        self.add_conversation(talk)
+        self.fleet.after(self.rng.uniform(0.0, 0.6 * self.faulty_s), talk.start)
+
+    def add_conversation(self, talk: Conversation) -> None:
+        """One that begins, or goes on from another's context."""
         self.callers.add(talk)
         self.conversations.append(talk)
-        self.fleet.after(self.rng.uniform(0.0, 0.6 * self.faulty_s), talk.start)
 
     def _plan(self, name: str) -> Plan:
         rng, profile = self.rng, self.profile
