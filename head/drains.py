@@ -63,6 +63,11 @@ class Drains:
         if self._stays:
             self._look_at(now + LOOK_AGAIN_S)
 
+    def link_up(self, node: Node, now: float) -> None:
+        """A node has come: it may drain itself, or take what can not stay elsewhere."""
+        if node.draining or self._stays:
+            self.look(now)
+
     def lane_freed(self, now: float) -> None:
         """A lane became free somewhere: a stream that has to move goes before those that wait."""
         if self._stays:

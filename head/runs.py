@@ -191,7 +191,7 @@ class Runs:
         """A node's link is up: reconcile first, then give it work."""
         self.blobs.link_up(link, node.identity, node.incarnation)
         self._reconciler.link_up(link, node, confirm, now)
-        self.drains.look(now)
+        self.drains.link_up(node, now)
         self.waiting.schedule_all(now)
 
     def link_down(self, link: LinkKey, node: Node, reason: str, now: float, *, left: bool) -> None:
