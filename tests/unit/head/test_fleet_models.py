@@ -30,9 +30,7 @@ def status(model: ModelName, digest: int = DIGEST, numerics: str = "same") -> Mo
 
 
 def link(bench: Bench, number: int, name: str, *models: ModelStatus) -> None:
-    confirm = NodeConfirm(
-        identity=NodeIdentity(name), incarnation=1, software="x", models=models, highest_epoch=0
-    )
+    confirm = NodeConfirm(identity=NodeIdentity(name), incarnation=1, software="x", models=models)
     bench.core.link_up(number, confirm, bench.now)
     bench.settle()
 
