@@ -122,6 +122,10 @@ class Store:
                 reserve.settle_before_start()
             make_when_missing(file, migrations)
             mark = _check_log(file)
+            if mark is not None:
+                # The log begins anew here: whoever is killed before the new one is noted below
+                # leaves one that no note knows, and that belongs here all the same.
+                replace(mark, lineage=None).write(file)
             connection = connect(file)
             migrate(connection, file, migrations)
             connection.execute("PRAGMA journal_mode = WAL")
