@@ -106,6 +106,7 @@ class AnswerOperations:
         subscription = self._core.book.subscription(request.client, asked.about)
         subscription.grant(asked.credit)
         self._core.book.pump_one(subscription)
+        self._core.runs.caught_up(subscription.answer, now)
         self._core.outbox.reply(request.end({}))
 
     def goodbye(self, request: ApiRequest, now: float) -> None:
@@ -235,6 +236,7 @@ class AnswerOperations:
                 self._subscribe(request, answer, offset)
             except SuperfluidError as error:
                 self._core.fail_request(request.client, request.id, error)
+            self._core.runs.caught_up(answer, at)
 
         self._core.texts.when_described(answer.model, then, now)
 

@@ -77,6 +77,8 @@ class Answer:
     #: Empty for a turn of a made session, which begins with its session's context.
     prompt: PackedIds = PackedIds(b"")
     is_turn: bool = False
+    #: Its node makes no more tokens while all who read it are behind.
+    pause_when_slow: bool = False
     #: Of a turn: its tokens join the session's context when it ends.
     keep_output: bool = True
     #: Files that it names; the head keeps them until it has ended.
@@ -145,6 +147,12 @@ class Answer:
         """Tokens of the context that its next one follows."""
         return self.prompt_tokens + len(self.tokens)
 
+    @property
+    def is_held_back(self) -> bool:
+        """Whether its node is to wait for its readers."""
+        readers = self.subscriptions
+        return self.pause_when_slow and bool(readers) and all(r.is_behind for r in readers)
+
     def budget_left_ms(self, now: float) -> int:
         """What is unused of the wall budget, at least 1; 0 when it has none."""
         if not self.wall_ms:
@@ -205,6 +213,11 @@ class Subscription:
     offset: int = 0
     closed: bool = False
     text: AnswerText | None = None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there are tokens that it may not be sent."""
+        return self.credit <= 0 and self.offset < len(self.answer.tokens)
 
     def grant(self, credit: int) -> None:
         self.credit = min(self.credit + credit, MAX_CREDIT)

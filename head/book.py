@@ -213,6 +213,7 @@ def encode_options(answer: Answer) -> bytes:
             "wall_ms": answer.wall_ms,
             "qos": answer.qos,
             "exact": answer.exact,
+            "pause_when_slow": answer.pause_when_slow,
             "keep_output": answer.keep_output,
             "blobs": [to_map(blob) for blob in answer.blobs],
             "request_digest": answer.request_digest,

@@ -180,6 +180,7 @@ class HeadCore:
         self.texts.client_gone(client)
         self.uploads.client_gone(client)
         for answer in self.book.client_gone(client):
+            self.runs.caught_up(answer, now)
             if answer.keep or answer.ended:
                 continue
             answer.unread_s = now
@@ -296,6 +297,7 @@ class HeadCore:
             wall_ms=request.max_wall_ms,
             qos=QOS_CLASSES[request.qos],
             exact=request.exact,
+            pause_when_slow=request.pause_when_slow,
             keep=keep == "keep",
             accepted_s=now,
         )

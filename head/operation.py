@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from head.uploads import Uploads
 
 #: What a repeat of a request may change: how it is sent and read, not what is asked.
-NOT_ASKED = frozenset({"id", "credit", "key", "on_disconnect"})
+NOT_ASKED = frozenset({"id", "credit", "key", "on_disconnect", "pause_when_slow"})
 DIGEST_BYTES = 16
 
 

@@ -38,6 +38,7 @@ def answer_from(stored: StoredAnswer, book: AnswerBook, now: float) -> Answer:
         wall_ms=options["wall_ms"],
         qos=options["qos"],
         exact=options["exact"],
+        pause_when_slow=options.get("pause_when_slow", False),
         keep_output=options.get("keep_output", True),
         blobs=tuple(from_map(BlobRef, blob) for blob in options.get("blobs", ())),
         request_digest=options.get("request_digest", b""),

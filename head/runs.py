@@ -280,9 +280,23 @@ class Runs:
             return
         crossed = protocol.next_seq // ACK_EVERY_EVENTS != before // ACK_EVERY_EVENTS
         urgent = crossed or receipt.finish is not None
-        self.acks.note(link, run.generation, protocol.next_seq, now, urgent=urgent)
+        if receipt.finish is not None or not answer.is_held_back:
+            self.acks.note(link, run.generation, protocol.next_seq, now, urgent=urgent)
         if receipt.verdict is Verdict.FRESH:
             self._take(session, answer, placed, receipt, now)
+
+    def caught_up(self, answer: Answer, now: float) -> None:
+        """A reader of an answer took more, or went away: its node need not wait for it now.
+
+        A node is held back by what is not acknowledged to it: it fills its window, and pauses.
+        """
+        session = self.sessions.of(answer) if answer.pause_when_slow else None
+        placed = session.placed if session is not None else None
+        if placed is None or placed.link is None or answer.is_held_back:
+            return
+        protocol = placed.protocol
+        if protocol.is_generating and protocol.generation is not None:
+            self.acks.note(placed.link, protocol.generation, protocol.next_seq, now, urgent=True)
 
     def _take(
         self, session: Session, answer: Answer, placed: Placed, receipt: Receipt, now: float

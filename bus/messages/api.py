@@ -98,6 +98,8 @@ class GenerationOptions:
     key: Key | None = None
     exact: bool = False
     on_disconnect: Annotated[str, OneOf(frozenset({"cancel", "keep"}))] | None = None
+    #: Make no more tokens while the reader is some hundred behind and grants no credit.
+    pause_when_slow: bool = False
     #: SHA-256 of files that were put.
     blobs: Annotated[tuple[Sha256, ...], MaxItems(MAX_REQUEST_BLOBS)] = ()
 

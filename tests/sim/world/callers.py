@@ -84,6 +84,7 @@ class Caller:
             "seed": plan.seed,
             "credit": plan.credit,
             "on_disconnect": "keep" if plan.keep else "cancel",
+            "pause_when_slow": plan.credit < 4096,
         }
         if plan.key is not None:
             body["key"] = plan.key

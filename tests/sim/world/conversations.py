@@ -258,7 +258,7 @@ class Conversation:
         self._again = self._resume
         if self._rng.random() < 0.5:
             op = self._rng.choice(("session.append", "session.generate"))
-            asked = {"op": op, "session": self.session}
+            asked: dict[str, Any] = {"op": op, "session": self.session}
             asked |= {"tokens": [65]} if op == "session.append" else {"max_new": 3}
             self._ask(self._taken_while_parked, self._must_be_parked, **asked)
         self._world.fleet.after(self._rng.choice(THINKS_S), self._resume)

@@ -326,8 +326,8 @@ class StoreRules:
                 if run is None or run.row.epoch != message.epoch:
                     raise Violation(f"{message} left before its row was durable")
             case SessionAssign():
-                known = record.resumed | record.sessions.keys()
-                if message.epoch not in record.epochs and message.session not in known:
+                placed = record.resumed | record.sessions.keys()
+                if message.epoch not in record.epochs and message.session not in placed:
                     raise Violation(f"{message} left before its row was durable")
             case Reconcile():
                 for view in message.sessions:
