@@ -8,6 +8,7 @@ when models are loaded or unloaded beside it.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from agent.config import WorkerSection, share_threads
 from agent.core import AgentCore
 from agent.load import usable_cores
 from agent.proc_state import read_process
+from agent.worker_environment import worker_environment
 from agent.worker_watch import WorkerWatch
 from bus.errors import DecodeError, TooLarge
 from bus.ids import BootCounter, ModelName, WorkerIncarnation
@@ -118,7 +120,9 @@ class Workers:
 
     def _start(self, model: ModelName) -> None:
         slot = self._slots[model]
-        self._pool.start_slot(ChildSpec(name=slot, module=MODULE, args=self._arguments(model)))
+        environment = worker_environment(os.environ)
+        arguments = self._arguments(model)
+        self._pool.start_slot(ChildSpec(name=slot, module=MODULE, args=arguments, env=environment))
 
     def _share_anew(self) -> None:
         for model, slot in self._slots.items():

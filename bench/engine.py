@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from typing import Any
 from agent.models.export import export_genai
 from agent.models.folder import ModelFolder
 from agent.models.pull import default_cache, pull
+from agent.worker_environment import worker_environment
 from bench.build_peers import GENAI, LLAMACPP, peer_python, peer_record
 from bench.engine_figures import (
     LOOP,
@@ -102,7 +104,9 @@ class Sides:
         if name == LLAMACPP:
             arguments = ("--file", str(gguf_file()), *threads)
             return Program("bench.llamacpp_side", *arguments, python=peer_python(LLAMACPP))
-        return Program("bench.engine_side", "--folder", str(self.folder.path), *threads)
+        # As an agent starts a worker.
+        env = worker_environment(os.environ)
+        return Program("bench.engine_side", "--folder", str(self.folder.path), *threads, env=env)
 
 
 def gguf_file() -> Path:

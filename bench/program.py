@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,23 @@ class Program(Closing):
         module: run as `python -m`.
         arguments: its own.
         python: the interpreter of its environment; ours by default.
+        env: added to this process's environment.
     """
 
-    def __init__(self, module: str, *arguments: str, python: str | Path = sys.executable) -> None:
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        python: str | Path = sys.executable,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self._module = module
         self._process = subprocess.Popen(
             [python, "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env={**os.environ, **(env or {})},
         )
 
     @property
