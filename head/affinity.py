@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bus.ids import ModelName, NodeIdentity, WorkerIncarnation
+from bus.ids import ModelName, NodeIdentity, WorkerIncarnation, count_ids
 from head.answers import Answer
 from head.prefixes import (
     BLOCK_TOKENS,
@@ -26,14 +26,20 @@ from head.snapshot import NOTHING
 ContextOf = Callable[[Answer], bytes]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Running:
-    """An answer on a worker. `hashes` are those of its context when it began, in a row."""
+    """An answer on a worker.
+
+    Attributes:
+        hashes: those of its context when it began, in a row.
+        todo: tokens of its context to compute, until its first token comes.
+    """
 
     node: NodeIdentity
     worker: WorkerIncarnation
     believed: Believed
     hashes: bytes
+    todo: int
 
 
 @dataclass(slots=True)
@@ -63,6 +69,8 @@ class Affinity:
         self._chains: dict[int, list[bytes]] = {}
         self._running: dict[int, _Running] = {}
         self._preferences: dict[int, Preference] = {}
+        #: Sums of `todo`, by model and node; no zeros.
+        self._prefilling: dict[ModelName, dict[NodeIdentity, int]] = {}
 
     @property
     def preferring(self) -> int:
@@ -89,6 +97,11 @@ class Affinity:
         chain = self.chain_of(answer)[: reusable_blocks(answer.context_tokens)]
         return self.beliefs.cached(answer.model, chain) if chain else NOTHING
 
+    def cached_context(self, model: ModelName, context: bytes) -> Mapping[NodeIdentity, int]:
+        """The same of a context that no answer has, packed ids."""
+        chain = prompt_chain(chain_seed(model), context)[: reusable_blocks(count_ids(context))]
+        return self.beliefs.cached(model, chain) if chain else NOTHING
+
     def prefers(self, answer: int, node: NodeIdentity, wait_s: float, now: float) -> Preference:
         """It waits for a node that is full, for so long at most."""
         known = self._preferences.get(answer)
@@ -108,7 +121,24 @@ class Affinity:
         self.ended(answer)
         reusable = reusable_blocks(answer.context_tokens)
         believed = self.beliefs.placed(node, answer.model, worker, chain, reusable)
-        self._running[answer.id] = _Running(node, worker, believed, b"".join(chain))
+        todo = max(answer.context_tokens - believed.tokens, 1)
+        self._running[answer.id] = _Running(node, worker, believed, b"".join(chain), todo)
+        there = self._prefilling.setdefault(answer.model, {})
+        there[node] = there.get(node, 0) + todo
+
+    def began(self, answer: Answer) -> None:
+        """Its first token since it was placed came: its context is computed."""
+        run = self._running.get(answer.id)
+        if run is not None and run.todo:
+            there = self._prefilling[answer.model]
+            there[run.node] -= run.todo
+            if not there[run.node]:
+                del there[run.node]
+            run.todo = 0
+
+    def prefilling(self, model: ModelName) -> Mapping[NodeIdentity, int]:
+        """Tokens that nodes have yet to compute of the prompts that they were given."""
+        return self._prefilling.get(model, NOTHING)
 
     def finished(self, answer: Answer, cached_tokens: int) -> None:
         """Its worker ended it, and says how much of its context it had.
@@ -116,6 +146,7 @@ class Affinity:
         Args:
             answer: with all its tokens.
         """
+        self.began(answer)
         run = self._running.pop(answer.id, None)
         if run is None:
             return
@@ -129,6 +160,7 @@ class Affinity:
 
     def ended(self, answer: Answer) -> None:
         """Nothing more is to be known of an answer here; fine when nothing was."""
+        self.began(answer)
         self._chains.pop(answer.id, None)
         self._running.pop(answer.id, None)
         self._preferences.pop(answer.id, None)

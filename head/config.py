@@ -10,7 +10,8 @@ from bus.fields import OneOf, Range
 from bus.log import LogConfig
 from head.core import CorePolicy
 from head.enrolment import WAYS, Way
-from head.placement import POLICIES
+from head.fleet import RETURN_S
+from head.placement import DEFAULT_OPTIONS, POLICIES, PlacementOptions
 from head.queueing import DEFAULT_LIMIT
 from head.reserve import MIB, RoomPolicy
 from head.runs import RunPolicy
@@ -55,7 +56,21 @@ class ApiSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementSection:
+    """How a node is chosen. What a node holds of prompts counts with `load-aware` only."""
+
     policy: Annotated[str, OneOf(frozenset(POLICIES))] = "load-aware"
+    pool_high_pct: Annotated[float, Range(1.0, 100.0)] = DEFAULT_OPTIONS.pool_high_pct
+    status_fresh_s: Seconds = DEFAULT_OPTIONS.status_fresh_s
+    affinity_limit_s: Seconds = DEFAULT_OPTIONS.affinity_limit_s
+    return_s: Seconds = RETURN_S
+
+    @property
+    def options(self) -> PlacementOptions:
+        return PlacementOptions(
+            pool_high_pct=self.pool_high_pct,
+            status_fresh_s=self.status_fresh_s,
+            affinity_limit_s=self.affinity_limit_s,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +91,8 @@ class SessionsSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSection:
+    """How long what has ended is kept, and room on the store's disk; 0 is none."""
+
     retain_s: Seconds = 3600.0
     reserve_mib: Annotated[int, Range(0, 1 << 20)] = 64
     min_free_mib: Annotated[int, Range(0, 1 << 20)] = 64
@@ -120,7 +137,10 @@ class HeadConfig:
         return CorePolicy(
             runs=RunPolicy(
                 waiting=WaitingPolicy(
-                    placement=self.placement.policy, queue_limit=self.queue.limit
+                    placement=self.placement.policy,
+                    options=self.placement.options,
+                    return_s=self.placement.return_s,
+                    queue_limit=self.queue.limit,
                 ),
                 lease_s=sessions.lease_s,
                 grace_s=self.fleet.silence_s or 30.0,

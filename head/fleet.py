@@ -348,18 +348,24 @@ class Fleet:
         return node is not None and _has_room(node.view(model), now)
 
     def snapshot(
-        self, model: ModelName, now: float, awaited: Mapping[NodeIdentity, int] = NOTHING
+        self,
+        model: ModelName,
+        now: float,
+        awaited: Mapping[NodeIdentity, int] = NOTHING,
+        prefilling: Mapping[NodeIdentity, int] = NOTHING,
     ) -> FleetSnapshot:
         """The fleet as placement sees it for one model.
 
         Args:
             awaited: how many requests wait for a full node of all.
+            prefilling: tokens that nodes have to compute for prompts that they were given.
         """
         return FleetSnapshot(
             nodes=tuple(self._views(model)),
             placements_made=self._placements_made,
             now_s=now,
             awaited=awaited,
+            prefilling=prefilling,
         )
 
     def _views(self, model: ModelName) -> list[NodeView]:

@@ -33,7 +33,6 @@ from head.policies import (
     PlacementOptions,
     Policy,
     Rates,
-    completion_ms,
     estimate_ms,
     model_of,
 )
@@ -47,7 +46,7 @@ __all__ = [
     "Placement",
     "PlacementOptions",
     "Rates",
-    "completion_ms",
+    "estimate_ms",
     "mean_rates",
     "place",
     "with_claim",

@@ -26,6 +26,7 @@ class PlacementOptions:
         pool_high_pct: share of live KV, in percent, from which a node is left alone.
         status_fresh_s: age from which a status says nothing about load any more.
         nominal_decode_rate, nominal_prefill_rate: tokens/s when no node reported a rate.
+        alike_pct: estimates that differ by no more, in percent, count as equal.
         affinity_limit_s: how long a request waits at most for the node that holds its prefix; 0
             never waits.
     """
@@ -34,6 +35,7 @@ class PlacementOptions:
     status_fresh_s: float = 10.0
     nominal_decode_rate: float = 20.0
     nominal_prefill_rate: float = 200.0
+    alike_pct: float = 25.0
     affinity_limit_s: float = 10.0
 
 
@@ -87,28 +89,37 @@ def model_of(node: NodeView) -> ModelView:
 # --- load-aware -------------------------------------------------------------------------------
 
 
-def completion_ms(model: ModelView, case: Case, cached_tokens: int = 0) -> float:
-    """Estimated milliseconds until the request would be complete on a node.
+def estimates_ms(nodes: Sequence[NodeView], case: Case) -> list[float]:
+    """For each node, estimated milliseconds until the request would be complete there.
 
     Those that wait there go first. When they and the lanes that are free come out even, one lane of
-    all has to end yet: without that, a full node would look like an idle one.
-
-    Args:
-        model: the node's view of the model.
-        cached_tokens: leading tokens of the prompt that it holds.
+    all has to end yet: without that, a full node would look like an idle one. What the node has to
+    compute of other prompts comes before this one's, and what it holds of this one saves its time.
+    One loop for all nodes: this is most of what a decision costs.
     """
-    request = case.request
-    answer_ms = request.expected_tokens * 1000.0 / (model.decode_rate or case.missing.decode)
-    whole_ms = answer_ms
-    if case.snapshot.now_s - model.status_at_s > case.options.status_fresh_s:
-        # An old status no longer says which lanes are free.
-        whole_ms += model.in_flight * answer_ms
-    elif (ahead := model.queued + model.unseen - model.lanes_free) >= 0:
-        whole_ms += (ahead + 1 / max(model.lanes_total, 1)) * answer_ms
-    todo = request.prompt_tokens - cached_tokens
-    if todo > 0:
-        whole_ms += todo * 1000.0 / (model.prefill_rate or case.missing.prefill)
-    return whole_ms
+    request, missing, now = case.request, case.missing, case.snapshot.now_s
+    fresh_s, answer = case.options.status_fresh_s, request.expected_tokens * 1000.0
+    held, prefilling = dict(request.cached), dict(case.snapshot.prefilling)
+    found = []
+    for node in nodes:
+        model = node.serving
+        if model is None:
+            found.append(math.inf)
+            continue
+        answer_ms = answer / (model.decode_rate or missing.decode)
+        whole_ms = answer_ms
+        if now - model.status_at_s > fresh_s:
+            # An old status no longer says which lanes are free.
+            whole_ms += model.in_flight * answer_ms
+        elif (ahead := model.queued + model.unseen - model.lanes_free) >= 0:
+            whole_ms += (ahead + 1 / (model.lanes_total or 1)) * answer_ms
+        todo = request.prompt_tokens
+        if held:
+            todo = max(todo - held.get(node.identity, 0), 0)
+        if prefilling:
+            todo += prefilling.get(node.identity, 0)
+        found.append(whole_ms + todo * 1000.0 / (model.prefill_rate or missing.prefill))
+    return found
 
 
 def _load_aware(candidates: Sequence[NodeView], case: Case) -> NodeView:
@@ -125,26 +136,42 @@ def _load_aware(candidates: Sequence[NodeView], case: Case) -> NodeView:
 
 
 def _soonest(candidates: Sequence[NodeView], case: Case) -> NodeView:
-    """The first by estimated completion, sessions placed, identity."""
-    cached = case.request.cached
-    best, best_ms = candidates[0], math.inf
-    for node in candidates:
-        held = cached.get(node.identity, 0) if cached else 0
-        whole_ms = completion_ms(node.serving, case, held) if node.serving else math.inf
-        if whole_ms < best_ms or (whole_ms == best_ms and _before(node, best)):
-            best, best_ms = node, whole_ms
+    """The first by estimated completion, share of lanes in use, sessions placed, identity.
+
+    Estimates count as equal within `alike_pct` where a node holds as much of the prompt: rates are
+    measured, and vary by as much from one second to the next.
+    """
+    estimates = estimates_ms(candidates, case)
+    soonest_ms = min(estimates)
+    limit_ms = soonest_ms * (1.0 + case.options.alike_pct / 100.0)
+    held = case.request.cached
+    least = held.get(candidates[estimates.index(soonest_ms)].identity, 0) if held else 0
+    best, lanes = candidates[0], math.inf
+    for node, whole_ms in zip(candidates, estimates, strict=True):
+        if whole_ms <= limit_ms and not (least and held.get(node.identity, 0) < least):
+            theirs = _share(node)
+            if theirs < lanes or (
+                theirs == lanes and _calmness(node, case) < _calmness(best, case)
+            ):
+                best, lanes = node, theirs
     return best
 
 
-def _before(node: NodeView, other: NodeView) -> bool:
-    """Whether a node goes before one that is as good."""
-    ours, theirs = model_of(node), model_of(other)
-    return (ours.sessions_placed, node.identity) < (theirs.sessions_placed, other.identity)
+def _share(node: NodeView) -> float:
+    """Generations for each lane."""
+    model = node.serving
+    return model.in_flight / (model.lanes_total or 1) if model is not None else math.inf
+
+
+def _calmness(node: NodeView, case: Case) -> tuple[float, int, int, NodeIdentity]:
+    """What orders nodes that are as good as each other."""
+    prefilling = case.snapshot.prefilling.get(node.identity, 0)
+    return _share(node), prefilling, model_of(node).sessions_placed, node.identity
 
 
 def estimate_ms(node: NodeView, case: Case) -> float:
     """Estimated milliseconds until a candidate would be through with the request."""
-    return completion_ms(model_of(node), case, case.request.cached.get(node.identity, 0))
+    return estimates_ms([node], case)[0]
 
 
 def _differs(model: ModelView, request: PlacementRequest) -> bool:
@@ -168,8 +195,20 @@ def _behind_load_aware(best: NodeView, other: NodeView, case: Case) -> str:
     if _differs(theirs, case.request) and not _differs(ours, case.request):
         return f"would not continue bit by bit as {best.identity} does"
     best_ms, other_ms = estimate_ms(best, case), estimate_ms(other, case)
-    if other_ms > best_ms:
+    limit_ms = best_ms * (1.0 + case.options.alike_pct / 100.0)
+    if other_ms > limit_ms or (
+        other_ms > best_ms and _calmness(other, case) < _calmness(best, case)
+    ):
         return f"would end after {other_ms:.0f} ms, {best.identity} after {best_ms:.0f} ms"
+    held = case.request.cached
+    less = held.get(best.identity, 0) - held.get(other.identity, 0)
+    if less > 0:
+        return f"holds {less} tokens of the prompt less than {best.identity}"
+    if theirs.in_flight * max(ours.lanes_total, 1) > ours.in_flight * max(theirs.lanes_total, 1):
+        return (
+            f"as good as {best.identity}, but has {theirs.in_flight} generations on "
+            f"{theirs.lanes_total} lanes"
+        )
     return _tie(best, other)
 
 

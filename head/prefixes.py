@@ -150,7 +150,8 @@ class PrefixBeliefs:
             found.update(dict.fromkeys(new, blocks * BLOCK_TOKENS))
         for node, of_model in self._doubted:
             if of_model == model and node in found:
-                found[node] = int(found[node] * self._workers[node, model].trust)
+                held = int(found[node] * self._workers[node, model].trust)
+                found[node] = held if held >= BLOCK_TOKENS else 0
         return found
 
     def placed(

@@ -354,6 +354,7 @@ class Runs:
         self._failover.went_on(session, placed)
         if offset == placed.first_offset:
             self._outbox.persist(MarkSent(answer=answer.id))
+            self.waiting.began(answer)
             if answer.suspicion.set_apart:
                 self.waiting.recheck(session.model, now)
         answer.tokens.extend(unpack_ids(ids))

@@ -98,9 +98,11 @@ class FleetSnapshot:
         placements_made: how many were made before (round-robin's turn).
         now_s: the moment.
         awaited: how many requests wait for a full node of all, since it holds their prefix.
+        prefilling: tokens of prompts that nodes were given and have not computed yet.
     """
 
     nodes: tuple[NodeView, ...]
     placements_made: int = 0
     now_s: float = 0.0
     awaited: Mapping[NodeIdentity, int] = field(default_factory=lambda: NOTHING)
+    prefilling: Mapping[NodeIdentity, int] = field(default_factory=lambda: NOTHING)

@@ -145,6 +145,10 @@ class WaitingLine:
         if queue is not None:
             queue.remove(answer.id)
 
+    def began(self, answer: Answer) -> None:
+        """The first token came since an answer was placed."""
+        self._affinity.began(answer)
+
     def finished(self, answer: Answer, cached_tokens: int) -> None:
         """A node ended an answer's generation, and says how much of its context it had."""
         self._affinity.finished(answer, cached_tokens)
@@ -194,7 +198,8 @@ class WaitingLine:
     def explain(self, request: PlacementRequest, qos: int, now: float) -> Explained:
         """Where a request would go that came now, and who would go before it."""
         policy, queue = self._policy.placement, self._queues.get(request.model)
-        snapshot = self._fleet.snapshot(request.model, now)
+        prefilling = self._affinity.prefilling(request.model)
+        snapshot = self._fleet.snapshot(request.model, now, prefilling=prefilling)
         return Explained(
             policy=policy,
             placement=place(policy, snapshot, request, self._policy.options),
@@ -314,7 +319,8 @@ class WaitingLine:
         now: float,
         awaited: Mapping[NodeIdentity, int] = NOTHING,
     ) -> Placement:
-        snapshot = self._fleet.snapshot(answer.model, now, awaited)
+        prefilling = self._affinity.prefilling(answer.model)
+        snapshot = self._fleet.snapshot(answer.model, now, awaited, prefilling)
         policy, options = self._policy.placement, self._policy.options
         holder = self._holder(answer)
         if holder is not None and self._keeps_prefixes:

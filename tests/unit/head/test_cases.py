@@ -59,10 +59,13 @@ def test_g7_a_burst_of_64_goes_to_where_it_ends_first_even_behind_others() -> No
     fleet = Fleet()
     node("fast", 1, 8, 80.0, fleet, used=6)
     node("slow", 2, 8, 20.0, fleet)
-    # Two free lanes at 1,375 ms; then one of eight has to end first, at 1,531 ms, and behind others
-    # at 2,781, 4,031 and 5,281, before an idle slow lane's 5,500; then 6,531 goes after the slow
-    # node's ninth at 6,125, until both have all they may.
-    expected = ["fast"] * 6 + ["slow"] * 9 + ["fast"] * 3
+    # Two free lanes at 1,375 ms; then one of eight has to end first, at 1,547 ms, and behind others
+    # at 2,797 and 4,047. The next at 5,297 is no better than an idle slow lane at 5,500, so the
+    # node with fewer generations goes first, until both have five; from then on they take turns.
+    # The fast node's eighth, at 7,797, is worse than the slow one's eighth and ninth, at 5,500 and
+    # 6,187, by more than a quarter. Then both have all they may.
+    turns = ["fast", "slow", "fast", "slow"]
+    expected = ["fast"] * 5 + ["slow"] * 5 + turns + ["slow"] * 2 + ["fast"] * 2
     assert burst(fleet, 64) == expected + ["waits"] * 46
 
 

@@ -11,7 +11,9 @@ from bus.messages.link import Heartbeat, NodeConfirm, NodeStatus
 from bus.messages.parts import ModelStatus, WorkerBeat
 from head import reports
 from head.fleet import STATUS_CROSSING_S, Fleet
-from head.snapshot import ModelView, NodeView
+from head.node_marks import NodeMark
+from head.placement import place
+from head.snapshot import ModelView, NodeView, PlacementRequest
 
 TOY = ModelName("toy")
 NODE = NodeIdentity("n1")
@@ -131,3 +133,124 @@ def test_a_node_whose_worker_hangs_is_passed_over_and_says_why(fleet: Fleet) -> 
     assert view(fleet, 12.0).serving is None
     assert view(fleet, 12.0).why_not == f"toy is loading there ({why})"
     assert fleet.loading(TOY), "requests may wait for the next worker"
+
+
+# --- a node that comes back ---------------------------------------------------------------------
+
+
+def back_again(lanes: int) -> Fleet:
+    """A fleet whose node was lost at 20 s and is back at 21 s."""
+    fleet = Fleet()
+    fleet.link_up(1, confirm(replace(READY, lanes_total=lanes)), 10.0)
+    assert fleet.link_down(1, "silence", 20.0) is not None
+    fleet.link_up(2, confirm(replace(READY, lanes_total=lanes)), 21.0)
+    return fleet
+
+
+def allowed(fleet: Fleet, now: float, *, lost_node: bool = False) -> int:
+    """How many requests in one instant a fleet's only node takes."""
+    asked = PlacementRequest(
+        model=TOY, prompt_tokens=10, expected_tokens=10, lost_node=lost_node, tokenizer_digest=5
+    )
+    taken = 0
+    while place("load-aware", fleet.snapshot(TOY, now), asked).node is not None:
+        taken += 1
+        fleet.claim(NODE, TOY, GenerationId(taken), now)
+    for number in range(taken):
+        fleet.release(NODE, GenerationId(number + 1))
+    return taken
+
+
+@pytest.mark.parametrize(("lanes", "half"), [(1, 1), (2, 1), (3, 1), (8, 4)])
+def test_a_node_that_comes_back_has_half_its_lanes_for_ten_seconds(lanes: int, half: int) -> None:
+    fleet = back_again(lanes)
+    assert allowed(fleet, 21.0) == half
+    assert allowed(fleet, 30.9) == half
+    assert allowed(fleet, 31.0) == lanes + 1
+
+
+def test_a_node_that_is_new_to_the_head_has_all_its_lanes(fleet: Fleet) -> None:
+    assert allowed(fleet, 10.0) == 3
+
+
+def test_streams_that_lost_their_node_get_all_lanes_of_one_that_came_back() -> None:
+    assert allowed(back_again(8), 22.0, lost_node=True) == 9
+
+
+def test_a_worker_that_dies_in_the_ten_seconds_begins_them_anew() -> None:
+    fleet = back_again(8)
+    fleet.worker_lost(NODE, TOY, WorkerIncarnation(0), 25.0)
+    fleet.status(2, NodeStatus(models=(replace(READY, lanes_total=8),)), 26.0)
+    assert allowed(fleet, 31.0) == 4
+    assert allowed(fleet, 35.0) == 9
+    fleet.worker_lost(NODE, TOY, WorkerIncarnation(0), 40.0)
+    fleet.status(2, NodeStatus(models=(replace(READY, lanes_total=8),)), 41.0)
+    assert allowed(fleet, 41.0) == 9, "it had stayed for long enough"
+
+
+def test_the_reason_of_a_node_that_came_back_says_for_how_long() -> None:
+    fleet = back_again(2)
+    fleet.claim(NODE, TOY, GenerationId(1), 21.0)
+    asked = PlacementRequest(model=TOY, prompt_tokens=10, expected_tokens=10)
+    placed = place("load-aware", fleet.snapshot(TOY, 24.0), asked)
+    assert (placed.node, placed.error) == (None, None)
+    assert dict(placed.reasons) == {
+        NODE: "has come back and gets half its 2 lanes for 7 s more; 1 generations are there"
+    }
+
+
+# --- what opens a node --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "opens"),
+    [
+        (replace(READY, lanes_used=2, queued=5, decode_rate=9.0), False),
+        (replace(READY, lanes_total=3), True),
+        (replace(READY, window_tokens=200), True),
+        (replace(READY, phase="loading"), True),
+        (replace(READY, tokenizer_digest=6), True),
+    ],
+)
+def test_a_status_says_whether_it_opens_anything(
+    fleet: Fleet, status: ModelStatus, opens: bool
+) -> None:
+    assert fleet.status(1, NodeStatus(models=(status,)), 11.0) is opens
+    assert fleet.status(1, NodeStatus(models=(status,)), 12.0) is False
+
+
+def test_a_status_after_a_death_and_one_after_a_return_open_a_node(fleet: Fleet) -> None:
+    fleet.worker_lost(NODE, TOY, WorkerIncarnation(0), 11.0)
+    assert fleet.status(1, NodeStatus(models=(READY,)), 12.0) is True
+    back = back_again(2)
+    assert back.status(2, NodeStatus(models=(READY,)), 30.9) is False
+    assert back.status(2, NodeStatus(models=(READY,)), 31.9) is True
+
+
+def test_views_follow_every_change_of_a_node(fleet: Fleet) -> None:
+    """What is kept of a node for placement is what would be made anew."""
+    node = fleet.get(NODE)
+    assert node is not None
+
+    def check() -> None:
+        kept = view(fleet, 20.0)
+        node.changed()
+        assert view(fleet, 20.0) == kept
+
+    for step in (
+        lambda: fleet.claim(NODE, TOY, GenerationId(1), 20.0),
+        lambda: fleet.claim(NODE, TOY, GenerationId(2), 21.0),
+        lambda: fleet.release(NODE, GenerationId(1)),
+        lambda: fleet.worker_lost(NODE, TOY, WorkerIncarnation(0), 22.0),
+        lambda: fleet.status(1, NodeStatus(models=(READY,)), 23.0),
+        lambda: fleet.heartbeat(1, Heartbeat()),
+        lambda: node.changes_phase(TOY, "unloading"),
+        lambda: fleet.status(1, NodeStatus(models=(READY,), draining=True), 24.0),
+        lambda: setattr(node, "says_draining", False),
+        lambda: setattr(node, "mark", NodeMark(drained=True)),
+        lambda: fleet.link_down(1, "cut", 25.0),
+        lambda: fleet.link_up(2, confirm(READY), 26.0),
+    ):
+        view(fleet, 20.0)
+        step()
+        check()

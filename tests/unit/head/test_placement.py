@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bus.errors import ContextLengthExceeded, Invalid, NoNode, UnsupportedOnFleet
 from bus.ids import ModelName, NodeIdentity, NumericsId
 from head.placement import POLICIES, Placement, place, with_claim
-from head.policies import DEFAULT_OPTIONS, Case, Rates, completion_ms
+from head.policies import DEFAULT_OPTIONS, Case, Rates, estimate_ms
 from head.snapshot import FleetSnapshot, ModelView, NodeView, PlacementRequest
 
 A, B, C = NodeIdentity("a"), NodeIdentity("b"), NodeIdentity("c")
@@ -84,8 +84,40 @@ def load_aware(snapshot: FleetSnapshot, asked: PlacementRequest | None = None) -
 )
 def test_estimated_completion(model: ModelView, cached: int, expected_ms: float) -> None:
     others = Rates(decode=40.0, prefill=400.0)
-    case = Case(fleet(a=model), request(), DEFAULT_OPTIONS, others)
-    assert completion_ms(model, case, cached) == pytest.approx(expected_ms)
+    asked = replace(request(), cached={A: cached})
+    snapshot = fleet(a=model)
+    case = Case(snapshot, asked, DEFAULT_OPTIONS, others)
+    assert estimate_ms(snapshot.nodes[0], case) == pytest.approx(expected_ms)
+
+
+def test_prompts_that_a_node_has_to_compute_first_count() -> None:
+    # 300 and 100 tokens at 200 a second, then 2,000 ms of answer.
+    snapshot = replace(fleet(a=IDLE, b=IDLE), prefilling={A: 300})
+    case = Case(snapshot, request(), DEFAULT_OPTIONS, Rates(20.0, 200.0))
+    assert [estimate_ms(node, case) for node in snapshot.nodes] == [4000.0, 2500.0]
+    # 50 more are within a quarter: then the node that has less to compute first is as good.
+    close = replace(snapshot, prefilling={A: 50, B: 40})
+    assert load_aware(close).node == B
+
+
+def test_within_a_quarter_the_node_with_more_free_lanes_is_as_good_and_goes_first() -> None:
+    # 2,500 ms at a; 80 / 100 of its rates make 3,125 ms at b, 79 / 100 more.
+    busy = replace(IDLE, in_flight=1)
+    slow = replace(IDLE, decode_rate=16.0, prefill_rate=160.0)
+    placed = load_aware(fleet(a=busy, b=slow))
+    assert placed.node == B
+    assert dict(placed.reasons) == {A: "as good as b, but has 1 generations on 4 lanes"}
+    slower = replace(IDLE, decode_rate=15.8, prefill_rate=158.0)
+    placed = load_aware(fleet(a=busy, b=slower))
+    assert placed.node == A
+    assert dict(placed.reasons) == {B: "would end after 3165 ms, a after 2500 ms"}
+    # One that holds less of the prompt is not as good.
+    asked = replace(request(), cached={A: 64})
+    placed = load_aware(fleet(a=busy, b=IDLE), asked)
+    assert placed.node == A
+    assert dict(placed.reasons) == {B: "would end after 2500 ms, a after 2180 ms"}
+    placed = load_aware(fleet(a=IDLE, b=busy), asked)
+    assert dict(placed.reasons) == {B: "holds 64 tokens of the prompt less than a"}
 
 
 def test_missing_rates_are_the_mean_of_those_that_reported() -> None:
