@@ -16,6 +16,9 @@ PEERS ?=
 ROUNDS ?= $(if $(PEERS),15,5)
 SUSTAIN ?= $(if $(PEERS),10,0)
 JOBS ?=
+# make chaos: minutes of strikes, and how often the fleet is ended in some way afterwards.
+MINUTES ?= 5
+ENDS ?= 100
 # make bench-gpu: where its results go, and cpu to see on a machine without a GPU that it runs.
 GPU_JSON ?= build/bench/gpu.json
 DEVICE ?= cuda
@@ -29,7 +32,8 @@ STAMP_DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_FLAGS)
 
 .PHONY: help venv venv-dev demo stop test lint unit sim mutants wheel-check bench-engine bench-fleet \
-  bench-peers bench-gpu bench-strangers bench-bus faults-long fuzz odd-requests constraints clean
+  bench-peers bench-gpu bench-strangers bench-bus chaos faults-long fuzz odd-requests \
+  constraints clean
 
 help:
 	@echo "make demo          install, get a model, start one head and two nodes, ask it something"
@@ -45,6 +49,7 @@ help:
 	@echo "make bench-peers   build the runtimes for make bench-engine PEERS=1 to compare with"
 	@echo "make bench-gpu     check and measure a GPU in 8 minutes; results in GPU_JSON=$(GPU_JSON)"
 	@echo "make bench-bus     links against bare pyzmq  make bench-strangers  what attackers cost"
+	@echo "make chaos         kill, stop, cut off real processes for MINUTES=5; end a fleet ENDS=100 times"
 	@echo "make faults-long   stopped agents with the times as they are, two minutes"
 	@echo "make clean         remove $(VENV), caches and builds (not the models)"
 
@@ -123,6 +128,9 @@ bench-strangers: $(STAMP_DEV)
 
 bench-bus: $(STAMP_DEV)
 	$(BIN)/python -m bench.bus
+
+chaos: $(STAMP_DEV)
+	@$(BIN)/python -m bench.chaos --minutes '$(MINUTES)' --rounds '$(ENDS)'
 
 # Stopped agents with the times as they are; the tests scale them. Some two minutes.
 faults-long: $(STAMP_DEV)

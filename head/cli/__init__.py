@@ -21,6 +21,7 @@ from bus.version import __version__
 from head.cli import (
     attach,
     backup,
+    chaos,
     chat,
     demo,
     doctor,
@@ -192,6 +193,7 @@ for _command in (
     demo.demo,
     backup.backup,
     backup.restore_command,
+    chaos.chaos,
 ):
     cli.add_command(_command)
 

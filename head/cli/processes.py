@@ -124,6 +124,11 @@ def _signal(processes: Iterable[ProcessId], number: signal.Signals) -> list[Proc
     return told
 
 
+def command_line(pid: int) -> list[str]:
+    """The words of a process's command line; empty when it has ended."""
+    return [os.fsdecode(word) for word in _words(pid)]
+
+
 def _words(pid: int) -> list[bytes]:
     """The command line of a process; empty when it has ended."""
     try:

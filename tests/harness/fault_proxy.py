@@ -47,6 +47,7 @@ class FaultProxy:
         self._newest: Connection | None = None
         self._expected: list[Pending] = []
         self._rate = 0.0
+        self._refuses = False
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._near, self._far = socket.socketpair()
         self._far.setblocking(False)
@@ -57,6 +58,14 @@ class FaultProxy:
     def set_target(self, target: str) -> None:
         host, port = target.removeprefix("tcp://").split(":")
         self._target = (host, int(port))
+
+    def refuse(self, refuses: bool = True) -> None:
+        """Take no connection from now on, or take them again."""
+
+        def change() -> None:
+            self._refuses = refuses
+
+        self.call(change)
 
     def now(self, fault: Fault) -> None:
         """Let a fault happen to the newest connection, if it is open."""
@@ -174,7 +183,7 @@ class FaultProxy:
     def _accept(self) -> None:
         dialer, _ = self._server.accept()
         try:
-            if self._target is None:
+            if self._target is None or self._refuses:
                 raise ConnectionRefusedError
             target = socket.create_connection(self._target, timeout=5.0)
         except OSError:
