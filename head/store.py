@@ -30,7 +30,7 @@ from head.put_back import JUMP, SETTING
 from head.reserve import Reserve
 from head.rows import PurgeAnswers, PurgeSessions, PutSetting, StoredAnswer, StoredState
 from head.schema import MIGRATIONS, Migration, migrate
-from head.store_copy import COPY_MARK, read_facts
+from head.store_copy import read_facts
 from head.store_file import (
     BUSY_TIMEOUT_S,
     FILE,
@@ -121,18 +121,16 @@ class Store:
             if reserve is not None:
                 reserve.settle_before_start()
             make_when_missing(file, migrations)
-            mark = _check_log(file)
-            if mark is not None:
-                # The log begins anew here: whoever is killed before the new one is noted below
-                # leaves one that no note knows, and that belongs here all the same.
-                replace(mark, lineage=None).write(file)
+            is_copy = check_copy(file)
+            mark = _check_log(file, is_copy=is_copy)
             connection = connect(file)
             migrate(connection, file, migrations)
-            connection.execute("PRAGMA journal_mode = WAL")
             # Before the boot number is raised: a file that can not be read is left as it is.
             state = _read(connection)
-            older = mark is not None and mark.is_older(file, state.head_id, state.boot)
-            head_id, boot = _take_over(connection, boot_above, older=older)
+            if is_copy or (mark is not None and mark.is_older(file, state.head_id, state.boot)):
+                _adopt(connection)
+            connection.execute("PRAGMA journal_mode = WAL")
+            head_id, boot = _raise_boot(connection, boot_above)
             LogMark(head_id, boot, lineage(log_file(file))).write(file)
             settings = read_settings(connection)
             store = cls(file, connection, boot, lock, reserve)
@@ -313,26 +311,28 @@ class Store:
                 self._settle(error=run_error(self.file, error))
 
 
-def _take_over(connection: sqlite3.Connection, above: int, *, older: bool) -> tuple[str, int]:
-    """Commit a boot number above all earlier ones.
+def _adopt(connection: sqlite3.Connection) -> None:
+    """Commit that this store is of an earlier time, and go above all that was given out since.
 
-    Args:
-        older: the file may be of an earlier time than what was given out last.
+    A copy has no log yet, so that this is in the file itself at once: as a copy with a log beside
+    it, it would not be opened again.
     """
     connection.execute("BEGIN IMMEDIATE")
-    row = connection.execute("SELECT head_id, boot FROM head").fetchone()
-    if row is None:
-        raise sqlite3.DatabaseError("its row for the head is gone")
-    head_id, stored = row
-    (mark,) = connection.execute("PRAGMA user_version").fetchone()
-    is_copy = older or mark == COPY_MARK
-    boot = max(stored, above) + (JUMP if is_copy else 1)
+    connection.execute("UPDATE head SET boot = boot + ?", (JUMP,))
+    (boot,) = connection.execute("SELECT boot FROM head").fetchone()
+    write(connection, PutSetting(name=SETTING, value=str(boot)))
+    connection.execute("PRAGMA user_version = 0")
+    connection.execute("COMMIT")
+
+
+def _raise_boot(connection: sqlite3.Connection, above: int) -> tuple[str, int]:
+    """Commit a boot number above all earlier ones."""
+    connection.execute("BEGIN IMMEDIATE")
+    head_id, stored = connection.execute("SELECT head_id, boot FROM head").fetchone()
+    boot = max(stored, above) + 1
     if boot > MAX_BOOT:
         raise StartError(f"boot number {boot} is above {MAX_BOOT}; a node or the store is damaged")
     connection.execute("UPDATE head SET boot = ?", (boot,))
-    if is_copy:
-        write(connection, PutSetting(name=SETTING, value=str(boot)))
-        connection.execute("PRAGMA user_version = 0")
     connection.execute("COMMIT")
     return head_id, boot
 
@@ -351,14 +351,22 @@ def _read(connection: sqlite3.Connection) -> StoredState:
     )
 
 
-def _check_log(file: Path) -> LogMark | None:
+def _check_log(file: Path, *, is_copy: bool) -> LogMark | None:
     """See that the log beside a store is its own; gives the note to compare with when it has none.
 
     Raises:
         StoreCorrupt: it is another's.
         StartError: the note can not be read.
     """
-    mark = None if check_copy(file) else LogMark.read(file)
-    if mark is not None:
-        mark.check_log(file)
-    return None if has_frames(log_file(file)) else mark
+    if is_copy:
+        mark_file(file).unlink(missing_ok=True)
+        return None
+    mark = LogMark.read(file)
+    if mark is None:
+        return None
+    mark.check_log(file)
+    if has_frames(log_file(file)):
+        return None
+    # A log begins anew: who is killed before it is noted leaves one that belongs here all the same.
+    replace(mark, lineage=None).write(file)
+    return mark

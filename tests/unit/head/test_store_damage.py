@@ -6,6 +6,8 @@ import contextlib
 import os
 import shutil
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,7 +89,7 @@ def test_a_log_that_may_have_been_lost_makes_the_store_an_older_one(folder: Path
     assert not log.exists()
     store, state = Store.open(folder)
     store.close()
-    assert state.boot == 1 + JUMP
+    assert state.boot == 2 + JUMP
     assert all(PutBack(state.settings).is_of_copy(kept.answer) for kept in state.answers)
     assert not PutBack(state.settings).is_of_copy((state.boot << 32) + 1)
 
@@ -230,7 +232,7 @@ def test_a_copy_put_there_by_hand_is_known_for_one(folder: Path, tmp_path: Path)
     shutil.copy(tmp_path / "copy.db", folder / FILE)
     store, state = Store.open(folder)
     store.close()
-    assert state.boot == 1 + JUMP
+    assert state.boot == 2 + JUMP
     assert boot_of((state.boot << 32) + 1) == state.boot
     assert PutBack(state.settings).is_of_copy(state.answers[0].answer)
     store, again = Store.open(folder)
@@ -249,3 +251,39 @@ def test_a_copy_beside_the_log_of_what_was_there_is_an_error(folder: Path, tmp_p
     with pytest.raises(StoreCorrupt, match=r"is a copy and .*-wal is of what was there before"):
         Store.open(folder)
     assert (folder / FILE).read_bytes() == before
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from head import log_mark, store
+if sys.argv[2] == "before the note":
+    log_mark.LogMark.write = lambda mark, file: os.kill(os.getpid(), signal.SIGKILL)
+opened, _ = store.Store.open(Path(sys.argv[1]))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("when", ["before the note", "after it"])
+@pytest.mark.parametrize("first", ["new", "a copy", "a copy after a kill"])
+def test_a_head_that_is_killed_as_it_starts_leaves_a_store_that_can_be_started(
+    folder: Path, tmp_path: Path, first: str, when: str
+) -> None:
+    boot = 0
+    if first != "new":
+        killed(folder)
+        copy_of(folder, tmp_path / "copy.db")
+        log_file(folder / FILE).unlink()
+        if first == "a copy":
+            mark_file(folder / FILE).unlink()
+        shutil.copy(tmp_path / "copy.db", folder / FILE)
+        boot = 1 + JUMP
+    root = Path(__file__).parents[3]
+    for _ in range(3):
+        command = [sys.executable, "-c", KILLED, str(folder), when]
+        assert subprocess.run(command, cwd=root, check=False).returncode == -9
+        boot += 1
+    store, state = Store.open(folder)
+    store.close()
+    assert state.boot == boot + 1
+    assert len(state.answers) == (0 if first == "new" else 3)
