@@ -219,7 +219,12 @@ def test_a_run_that_fails_ends_its_generations_and_the_engine_goes_on(
 
 def test_counters(runner: ModelRunner) -> None:
     engine = Engine(runner)
-    run(engine, submit(1, prompt_of(130), 11), submit(2, prompt_of(20), 1))
+    # Of class 1, since a lone prompt of class 0 is read in one chunk.
+    run(
+        engine,
+        dataclasses.replace(submit(1, prompt_of(130), 11), qos=1),
+        submit(2, prompt_of(20), 1),
+    )
     stats = engine.stats()
     assert stats.prefill_tokens == 150
     assert stats.decode_tokens == 10
