@@ -88,6 +88,7 @@ class Wanted:
         max_tokens: that a lane of this worker holds.
         ids: of the context; one of them at least is computed anew.
         spans: how they are to be computed.
+        grid: whether chunks keep to the middles of blocks (`chunk_grid`).
     """
 
     session: SessionId
@@ -97,6 +98,7 @@ class Wanted:
     max_tokens: int
     ids: array[int]
     spans: Spans
+    grid: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,14 +331,14 @@ def _fit(path: Path, start: bytes, header: LaneHeader, wanted: Wanted) -> Found 
     # The last of the context is left to compute.
     limit = max(0, min(header.tokens, len(wanted.ids) - 1))
     common = common_tokens(unpack_ids(header.ids), wanted.ids, limit)
-    tokens = usable(wanted.spans, spans, common, exact=False)
+    tokens = usable(wanted.spans, spans, common, exact=False, grid=wanted.grid)
     if not tokens:
         return Unusable("other_text", "the lane's tokens are not those of the session now")
     if header.numerics != wanted.numerics:
         problem = f"the lane was computed with numerics {header.numerics}, now {wanted.numerics}"
         return Found(path, header, tokens, 0, problem, start)
     known = min(tokens, header.exact_tokens)
-    exact = min(tokens, usable(wanted.spans, spans, known, exact=True))
+    exact = min(tokens, usable(wanted.spans, spans, known, exact=True, grid=wanted.grid))
     problem = "the lane's tokens were computed by chunk and step in another way"
     return Found(path, header, tokens, exact, "" if exact == tokens else problem, start)
 

@@ -209,6 +209,7 @@ class Parking(Closing):
             max_tokens=self._slab.lane.max_len,
             ids=unpack_ids(request.context),
             spans=make_spans(request.segments, count_ids(request.context)),
+            grid=self._scheduler.reuse.grid,
         )
 
         def found(result: Found | Unusable | SuperfluidError) -> None:
@@ -253,8 +254,9 @@ class Parking(Closing):
             return Restored(session=request.session)
         entry, held = pinned
         self._scheduler.add_transfers(reuse.unpin(entry))
-        tokens = usable(wanted.spans, held.spans, len(held.tokens), exact=False)
-        exact = usable(wanted.spans, held.spans, held.exact_tokens, exact=True)
+        spans, grid = (wanted.spans, held.spans), wanted.grid
+        tokens = usable(*spans, len(held.tokens), exact=False, grid=grid)
+        exact = usable(*spans, held.exact_tokens, exact=True, grid=grid)
         problem = "" if exact == tokens else _OTHER_WAY
         return Restored(session=request.session, tokens=tokens, exact_tokens=exact, problem=problem)
 

@@ -28,7 +28,7 @@ from agent.worker.prefix_cache import (
     reusable_blocks,
 )
 from agent.worker.sequence import Sequence
-from agent.worker.spans import Spans, common_tokens, tokens_by_chunk, usable
+from agent.worker.spans import Spans, common_tokens, cut_ahead, tokens_by_chunk, usable
 from agent.worker.work import DropSaved, LaneOp, SaveLane, TakeRestored
 from bus.errors import Internal
 
@@ -86,6 +86,9 @@ class Reuse:
         token_bytes: keys and values of one token.
         seed: what the hashes of a salt's prefixes begin with.
         grid: whether chunks keep to the middles of blocks (`chunk_grid`).
+
+    Attributes:
+        grid: as given.
     """
 
     def __init__(
@@ -99,7 +102,7 @@ class Reuse:
         self._cache = PrefixCache(budget_bytes)
         self._token_bytes = token_bytes
         self._seed = seed
-        self._grid = grid
+        self.grid = grid
         self._prefixes: dict[int, Prefix] = {}
         #: Tokens of preempted sequences.
         self._held: dict[int, int] = {}
@@ -115,7 +118,7 @@ class Reuse:
         """
         best: Source | None = None
         for other in placed:
-            tokens, exact_tokens = _shared(sequence, other, other.computed, self._grid)
+            tokens, exact_tokens = _shared(sequence, other, other.computed, self.grid)
             if tokens >= BLOCK_TOKENS and (best is None or tokens > best.tokens):
                 best = Source(tokens, exact_tokens, other.lane, None)
         saved = self._best_saved(sequence) if self._prefixes else None
@@ -141,7 +144,7 @@ class Reuse:
         if len(sequence.tokens) < enough:
             return None
         for other in prefilling:
-            if _shared(sequence, other, len(other.tokens), self._grid)[0] >= enough:
+            if _shared(sequence, other, len(other.tokens), self.grid)[0] >= enough:
                 return other
         return None
 
@@ -152,7 +155,7 @@ class Reuse:
             match = self._cache.find(hashes, exact=exact)
             if match is not None:
                 prefix = self._prefixes[match.entry]
-                tokens, exact_tokens = _shared(sequence, prefix, len(prefix.tokens), self._grid)
+                tokens, exact_tokens = _shared(sequence, prefix, len(prefix.tokens), self.grid)
                 if tokens >= BLOCK_TOKENS and (best is None or tokens > best.tokens):
                     best = Source(tokens, exact_tokens, None, match.entry)
         return best
@@ -249,6 +252,8 @@ class Reuse:
             return None
         found = self._prefixes[match.entry]
         common = common_tokens(tokens, found.tokens, min(len(tokens), len(found.tokens)))
+        # What is parked are the spans up to there alone.
+        common = cut_ahead(found.spans, common, grid=self.grid)
         self._cache.pin(match.entry)
         exact_tokens = min(common, found.exact_tokens)
         return match.entry, Prefix(tokens[:common], found.spans, exact_tokens, salt)

@@ -1,13 +1,15 @@
 """How the tokens of a context were or must be computed: stretches by chunk and by step.
 
 And so how many leading tokens of one context may stand for those of another: as many as both have
-in common, and as were computed as they must be.
+in common, and as were computed as they must be. A stretch of one token by chunk is a kind of its
+own, since a chunk of one rounds like a step.
 """
 
 from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from enum import Enum
 
 from agent.worker.chunk_grid import is_odd_end, next_end
 from bus.messages.parts import Segment
@@ -22,6 +24,14 @@ class Span:
 
 
 Spans = tuple[Span, ...]
+
+
+class _Kind(Enum):
+    """What rounds alike."""
+
+    CHUNK = "chunk"
+    SINGLE = "chunk of one"
+    STEP = "step"
 
 
 def make_spans(segments: tuple[Segment, ...], tokens: int) -> Spans:
@@ -88,11 +98,37 @@ def usable(wanted: Spans, found: Spans, tokens: int, *, exact: bool, grid: bool 
     return _whole(wanted, tokens, grid)
 
 
+def cut_ahead(spans: Spans, tokens: int, *, grid: bool = False) -> int:
+    """Where spans can be cut so that they still say how each token before the cut was computed.
+
+    A stretch that is cut must not look like a chunk of one, nor end where its last tokens would
+    have gone by another chunk (`chunk_grid`).
+
+    Args:
+        spans: how the tokens were computed.
+        tokens: the cut, wherever it falls.
+        grid: whether chunks keep to the middles of blocks.
+
+    Returns:
+        `tokens`, or up to 3 less.
+    """
+    start = 0
+    for span in spans:
+        if start < tokens < span.stop and not span.by_step:
+            if grid and is_odd_end(span.stop):
+                tokens = min(tokens, span.stop - 2)
+            if grid and is_odd_end(tokens):
+                tokens -= 2
+            return max(start, tokens - (tokens - start == 1))
+        start = span.stop
+    return tokens
+
+
 def _alike(wanted: Spans, found: Spans, tokens: int, exact: bool) -> int:
     """How many leading tokens went as they should."""
-    for start, stop, wants_step in _stretches(wanted, tokens):
-        for low, high, was_step in _stretches(found, stop):
-            if high > start and wants_step != was_step and (wants_step or exact):
+    for start, stop, wants in _stretches(wanted, tokens):
+        for low, high, was in _stretches(found, stop):
+            if high > start and wants != was and (exact or wants != _Kind.CHUNK):
                 return max(low, start)
     return tokens
 
@@ -101,16 +137,22 @@ def _odd_ends(spans: Spans) -> set[int]:
     return {span.stop for span in spans if not span.by_step and is_odd_end(span.stop)}
 
 
-def _stretches(spans: Spans, tokens: int) -> list[tuple[int, int, bool]]:
+def _stretches(spans: Spans, tokens: int) -> list[tuple[int, int, _Kind]]:
     """Start, stop and kind of the stretches of the first `tokens` tokens."""
     stretches = []
     start = 0
     for span in (*spans, Span(tokens, True)):
         stop = min(span.stop, tokens)
         if stop > start:
-            stretches.append((start, stop, span.by_step))
+            stretches.append((start, stop, _kind(span, start)))
         start = max(start, stop)
     return stretches
+
+
+def _kind(span: Span, start: int) -> _Kind:
+    if span.by_step:
+        return _Kind.STEP
+    return _Kind.SINGLE if span.stop - start == 1 else _Kind.CHUNK
 
 
 def _whole(wanted: Spans, tokens: int, grid: bool) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.worker.spans import Span, Spans, make_spans, tokens_by_chunk, usable
+from agent.worker.spans import Span, Spans, cut_ahead, make_spans, tokens_by_chunk, usable
 from bus.messages.parts import Segment
 
 CHUNK_100: Spans = (Span(100, False),)
@@ -56,3 +56,43 @@ def test_no_cut_leaves_a_chunk_of_one() -> None:
     assert usable(wanted, wanted, 64, exact=True) == 63
     assert usable(wanted, wanted, 65, exact=True) == 65
     assert usable(CHUNK_100, CHUNK_100, 99, exact=True) == 98
+
+
+#: A prompt, its answer, and what was appended: one token, or more.
+SINGLE: Spans = (Span(60, False), Span(80, True), Span(81, False), Span(100, True))
+LONGER: Spans = (Span(60, False), Span(80, True), Span(90, False))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "exactly", "otherwise"),
+    [
+        (LONGER, SINGLE, 80, 90),
+        (SINGLE, LONGER, 80, 80),
+        (SINGLE, SINGLE, 90, 90),
+    ],
+)
+def test_a_chunk_of_one_stands_for_none_of_a_longer_one(
+    wanted: Spans, found: Spans, exactly: int, otherwise: int
+) -> None:
+    assert usable(wanted, found, 90, exact=True) == exactly
+    assert usable(wanted, found, 90, exact=False) == otherwise
+
+
+@pytest.mark.parametrize(
+    ("tokens", "grid", "cut"),
+    [
+        (100, False, 100),
+        (81, False, 80),  # it was no chunk of one
+        (82, False, 82),
+        (70, False, 70),  # between steps
+        (65, True, 65),  # a step
+        (193, False, 193),
+        (193, True, 191),  # its last two went with what is behind them
+        (192, True, 192),
+        (320, True, 319),  # the last two of the stretch were a chunk of their own
+        (321, True, 321),  # all of it
+    ],
+)
+def test_spans_are_cut_where_they_stay_true(tokens: int, grid: bool, cut: int) -> None:
+    spans = (Span(60, False), Span(80, True), Span(321, False))
+    assert cut_ahead(spans, tokens, grid=grid) == cut
