@@ -21,6 +21,10 @@ from bus.state import write_atomically
 #: Bytes before the frames, and what they begin with; the last bit tells the checksums' byte order.
 _HEADER = struct.Struct(">8I")
 _MAGIC = 0x377F0682
+#: How often a log may have begun anew; each time is after 4 MB or more.
+_MOST_BEGINNINGS = 2**20
+#: Of a file that is no log at all.
+_NO_LOG = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,11 @@ class LogMark:
         """
         log = log_file(store)
         found = lineage(log)
-        if None not in (found, self.lineage) and found != self.lineage:
+        if found is None or self.lineage is None:
+            return
+        # Its counter of checkpoints is 0 again for a head beside whose start another program read
+        # the store, and what was counted until then comes on top of the lineage.
+        if found == _NO_LOG or (found - self.lineage) % 2**32 >= _MOST_BEGINNINGS:
             raise StoreCorrupt(
                 f"{log} is not the log that the store {store.name} was last used with; put that "
                 "one back, or put a backup in place with `sfctl restore FILE`"
@@ -124,7 +132,7 @@ def lineage(log: Path) -> int | None:
         return None
     magic, _, _, checkpoints, salt, *_ = _HEADER.unpack(header)
     # What is no log at all is SQLite's to pass over, and so has no lineage that could fit.
-    return (salt - checkpoints) % 2**32 if magic & ~1 == _MAGIC else -1
+    return (salt - checkpoints) % 2**32 if magic & ~1 == _MAGIC else _NO_LOG
 
 
 def has_frames(log: Path) -> bool:
