@@ -178,6 +178,7 @@ class HeadCore:
             left: it said goodbye, so that it is not waited for.
         """
         self.texts.client_gone(client)
+        self._api.sessions.client_gone(client)
         self.uploads.client_gone(client)
         for answer in self.book.client_gone(client):
             self.runs.caught_up(answer, now)
@@ -249,9 +250,14 @@ class HeadCore:
         """A reply of a text process, or a `TextFailed` that stands for its death."""
         self.texts.reply(message, now)
 
-    def models_found(self, folders: Mapping[ModelName, str], now: float) -> None:
-        """What the head's models folder holds, by name."""
-        self.texts.models_found(folders)
+    def models_found(
+        self,
+        folders: Mapping[ModelName, str],
+        now: float,
+        stamps: Mapping[ModelName, object] | None = None,
+    ) -> None:
+        """What the head's models folder holds, by name; see `TextDesk.models_found`."""
+        self.texts.models_found(folders, stamps)
 
     def handle_timeout(self, now: float) -> None:
         self._timers.fire(now)

@@ -186,7 +186,7 @@ class MadeSessions:
 
         Raises:
             NotFound: there is none, or it is another's.
-            SessionBusy: a turn runs, or text for it is being tokenized.
+            SessionBusy: a turn runs, or tokens are being appended.
             Parked: it is parked.
             Invalid: it has ended.
         """

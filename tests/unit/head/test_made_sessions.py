@@ -24,6 +24,7 @@ from bus.messages.link import (
 from bus.messages.parts import HeldView, LeaseRef, Segment
 from head.made_sessions import MAX_SESSIONS
 from head.rows import EndSession, PurgeSessions, PutContent, PutSession
+from head.session_operations import MAX_BEHIND
 from head.sessions import Session
 from tests.harness.head_bench import CLIENT, TOY, Bench, run
 
@@ -184,17 +185,75 @@ def test_one_thing_at_a_time(talk: Talk, op: str) -> None:
     assert talk.call(op, **body)["error"]["code"] == "session_busy"
 
 
-def test_text_that_is_being_tokenized_keeps_the_session_busy(talk: Talk) -> None:
-    frames = [
-        MARK,
-        encode_body({"op": "session.append", "id": b"t", "session": talk.session, "text": "hi"}),
-    ]
-    talk.bench.core.client_request(CLIENT, frames, 0.0)
-    body = {"op": "session.append", "id": b"u", "session": talk.session, "tokens": [65]}
-    talk.bench.core.client_request(CLIENT, [MARK, encode_body(body)], 0.0)
+def in_one_breath(talk: Talk, *bodies: dict[str, Any]) -> None:
+    """Requests that all come before the first text is tokenized."""
+    for body in bodies:
+        frames = [MARK, encode_body({"session": talk.session, **body})]
+        talk.bench.core.client_request(CLIENT, frames, 0.0)
+
+
+def test_what_comes_behind_an_append_is_taken_in_order(talk: Talk) -> None:
+    in_one_breath(
+        talk,
+        {"op": "session.append", "id": b"a", "text": "hi"},
+        {"op": "session.append", "id": b"b", "tokens": [65]},
+        {"op": "session.append", "id": b"c", "text": "yo"},
+        {"op": "session.generate", "id": b"d", "max_new": 3},
+        {"op": "session.append", "id": b"e", "tokens": [66]},
+    )
     talk.bench.settle()
-    assert talk.reply(b"t")["tokens"] == 2
-    assert talk.reply(b"u")["error"]["code"] == "session_busy"
+    assert [talk.reply(request)["tokens"] for request in (b"a", b"b", b"c")] == [2, 3, 5]
+    assert talk.bench.last(AppendContent).ids == pack_ids(b"hiAyo")
+    assert talk.bench.last(GenerateReq).prompt_tokens == 5
+    assert talk.reply(b"e")["error"]["code"] == "session_busy"
+
+
+def test_a_refused_append_does_not_hold_up_what_is_behind_it(talk: Talk) -> None:
+    talk.append("hi")
+    in_one_breath(
+        talk,
+        {"op": "session.append", "id": b"a", "text": "x"},
+        {"op": "session.append", "id": b"b", "tokens": [100_000]},
+        {"op": "session.generate", "id": b"c", "max_new": 3},
+    )
+    talk.bench.settle()
+    assert talk.reply(b"b")["error"]["param"] == "tokens"
+    assert talk.bench.last(GenerateReq).prompt_tokens == 3
+
+
+def test_a_session_that_ended_meanwhile_takes_nothing_behind(talk: Talk) -> None:
+    in_one_breath(
+        talk,
+        {"op": "session.append", "id": b"a", "text": "hi"},
+        {"op": "session.generate", "id": b"b", "max_new": 3},
+        {"op": "session.finish", "id": b"c"},
+    )
+    talk.bench.settle()
+    assert "error" not in talk.reply(b"c")
+    assert [talk.reply(request)["error"]["code"] for request in (b"a", b"b")] == ["invalid"] * 2
+
+
+def test_no_more_than_a_line_of_requests_stands_behind_an_append(talk: Talk) -> None:
+    append = {"op": "session.append", "tokens": [65]}
+    in_one_breath(
+        talk,
+        {"op": "session.append", "id": b"a", "text": "hi"},
+        *({**append, "id": b"n%d" % number} for number in range(MAX_BEHIND + 1)),
+    )
+    talk.bench.settle()
+    assert talk.reply(b"n%d" % MAX_BEHIND)["error"]["code"] == "session_busy"
+    assert talk.reply(b"n%d" % (MAX_BEHIND - 1))["tokens"] == 2 + MAX_BEHIND
+
+
+def test_a_turn_of_a_client_that_left_is_not_begun_behind_an_append(talk: Talk) -> None:
+    in_one_breath(
+        talk,
+        {"op": "session.append", "id": b"a", "text": "hi"},
+        {"op": "session.generate", "id": b"b", "max_new": 3},
+    )
+    talk.bench.core.client_gone(CLIENT, 0.0)
+    talk.bench.settle()
+    assert (talk.get()["tokens"], talk.get()["state"]) == (2, "idle")
 
 
 def test_state_is_told_from_creation_to_end(talk: Talk) -> None:
