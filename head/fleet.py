@@ -73,6 +73,8 @@ class Node:
     cautious_until_s: float = -math.inf
     #: How many claims each model has.
     counts: Counter[ModelName] = field(default_factory=Counter)
+    #: Lanes that became free since the last status, which counts them as used.
+    freed: Counter[ModelName] = field(default_factory=Counter)
     #: What placement sees of each model; dropped by `changed`.
     views: dict[ModelName, NodeView] = field(default_factory=dict)
 
@@ -126,6 +128,7 @@ class Node:
         claim = self.claims.pop(generation, None)
         if claim is not None:
             self.counts[claim.model] -= 1
+            self.freed[claim.model] += self._is_seen(claim)
             self.changed()
 
     def changed(self) -> None:
@@ -155,7 +158,7 @@ class Node:
     def _model_view(self, status: ModelStatus) -> ModelView:
         return ModelView(
             window_tokens=status.window_tokens,
-            lanes_free=max(status.lanes_total - status.lanes_used, 0),
+            lanes_free=self._lanes_free(status),
             lanes_total=status.lanes_total,
             queued=status.queued,
             unseen=self._unseen(status.name),
@@ -171,11 +174,18 @@ class Node:
             numerics=status.numerics,
         )
 
+    def _lanes_free(self, status: ModelStatus) -> int:
+        free = status.lanes_total - status.lanes_used + self.freed[status.name]
+        return min(max(free, 0), status.lanes_total)
+
+    def _is_seen(self, claim: Claim) -> bool:
+        return claim.at_s <= self.status_at_s - STATUS_CROSSING_S
+
     def _unseen(self, model: ModelName) -> int:
         """Claims that the last status can not have counted: the newest ones."""
         unseen = 0
         for claim in reversed(self.claims.values()):
-            if claim.at_s <= self.status_at_s - STATUS_CROSSING_S:
+            if self._is_seen(claim):
                 break
             unseen += claim.model == model
         return unseen
@@ -382,6 +392,7 @@ class Fleet:
         before, node.models = node.models, {status.name: status for status in models}
         node.host = host
         node.status_at_s = now
+        node.freed.clear()
         node.changed()
         for model, status in before.items():
             after = node.models.get(model)

@@ -133,6 +133,8 @@ class WaitingLine:
             self._affinity.queued(answer)
         self.schedule(answer.model, now)
         if answer.stage == QUEUED:
+            self._refuse_hopeless(answer, now)
+        if answer.stage == QUEUED:
             self._announce_queued(answer, queue)
             if answer.wall_ms:
                 answer.budget_timer = self._timers.at(expires_s, lambda at: self._expire(queue, at))
@@ -252,11 +254,20 @@ class WaitingLine:
                 self._affinity.prefers(answer.id, placement.waits_for, placement.wait_s, now)
                 self.recheck(model, now + placement.wait_s)
             elif placement.fails is not None and not self._may_wait(answer, placement.fails, now):
-                self.remove(answer)
-                self._book.end(answer, "error", now, self._no_place(answer, placement, now))
+                self._refuse(answer, placement, now)
             elif not self._fleet.has_room(model, now):
                 return False
         return True
+
+    def _refuse_hopeless(self, answer: Answer, now: float) -> None:
+        """End an answer now that would be refused once those before it are gone."""
+        placement = self._place(answer, self._request(answer, now), now)
+        if placement.fails is not None and not self._may_wait(answer, placement.fails, now):
+            self._refuse(answer, placement, now)
+
+    def _refuse(self, answer: Answer, placement: Placement, now: float) -> None:
+        self.remove(answer)
+        self._book.end(answer, "error", now, self._no_place(answer, placement, now))
 
     def _still_prefers(self, answer: Answer, now: float) -> NodeIdentity | None:
         """The full node that an answer goes on to wait for; None when it is to be placed anew."""
@@ -343,7 +354,7 @@ class WaitingLine:
             model=answer.model,
             prompt_tokens=answer.context_tokens,
             expected_tokens=answer.remaining,
-            tokenizer_digest=self._texts.digest(answer.model),
+            tokenizer_digest=answer.tokenizer_digest or self._texts.digest(answer.model),
             prefer_numerics=NumericsId(answer.numerics if answer.tokens else ""),
             excluded=frozenset(self._refusals(answer)) | self._avoided(answer),
             needs=_needs(answer),

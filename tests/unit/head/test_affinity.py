@@ -185,6 +185,18 @@ def test_a_link_that_comes_back_finds_its_worker_with_what_it_held(bench: Placin
     assert believed(bench, *PROMPT)["a"] == 640
 
 
+def test_g5_a_prompt_that_is_too_long_is_refused_at_once_however_many_wait() -> None:
+    bench = PlacingBench()
+    bench.join(1, "a", window=640)
+    for _ in range(6):
+        bench.request(1)
+    bench.request(*PROMPT)
+    error = bench.replies[-1]["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert error["details"] == {"length": 642, "max": 640}
+    assert bench.core.runs.waiting.counts() == {TOY: 3}
+
+
 def test_nothing_is_kept_of_answers_that_are_over(bench: PlacingBench) -> None:
     for _ in range(7):
         bench.request(*PROMPT)

@@ -63,6 +63,21 @@ def test_claim_is_unseen_until_a_status_could_count_it(fleet: Fleet) -> None:
     assert serving(fleet, 22.0).sessions_placed == 1
 
 
+def test_a_lane_that_became_free_since_the_status_counts_as_free(fleet: Fleet) -> None:
+    fleet.claim(NODE, TOY, GenerationId(1), 20.0)
+    fleet.claim(NODE, TOY, GenerationId(2), 20.0)
+    fleet.status(1, NodeStatus(models=(replace(READY, lanes_used=2),)), 21.0)
+    fleet.claim(NODE, TOY, GenerationId(3), 21.5)
+    assert (serving(fleet, 21.5).lanes_free, serving(fleet, 21.5).unseen) == (0, 1)
+    fleet.release(NODE, GenerationId(1))
+    assert (serving(fleet, 21.6).lanes_free, serving(fleet, 21.6).unseen) == (1, 1)
+    # The status did not count this one, so it gives no lane back.
+    fleet.release(NODE, GenerationId(3))
+    assert (serving(fleet, 21.7).lanes_free, serving(fleet, 21.7).unseen) == (1, 0)
+    fleet.status(1, NodeStatus(models=(replace(READY, lanes_used=1),)), 22.0)
+    assert serving(fleet, 22.0).lanes_free == 1
+
+
 def test_room_ends_one_above_the_lanes(fleet: Fleet) -> None:
     for number in range(3):
         assert fleet.has_room(TOY, 20.0)
