@@ -24,7 +24,7 @@ EXIT_NOT_HEALTHY = 3
 )
 @click.option("--session", help="Go on from this session; no MODEL is needed then.")
 @click.option(
-    "--max-tokens",
+    "--max-new",
     type=click.IntRange(1, 1 << 20),
     default=256,
     show_default=True,
@@ -38,7 +38,7 @@ def explain(
     model: str | None,
     tokens: int | None,
     session: str | None,
-    max_tokens: int,
+    max_new: int,
     qos: str | None,
     form: str,
 ) -> None:
@@ -54,7 +54,7 @@ def explain(
     wanted = {"model": model, "prompt_tokens": tokens, "session": session, "qos": qos}
     asked: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
     with context.client() as client:
-        found = client.operation("explain", max_new=max_tokens, **asked)
+        found = client.operation("explain", max_new=max_new, **asked)
     if form == "json":
         print_json(found)
     else:
