@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bus.errors import Invalid, SuperfluidError
-from bus.ids import PackedIds, count_ids, pack_ids
+from bus.errors import Invalid, SuperfluidError, TokenizerUnavailable
+from bus.ids import ModelName, PackedIds, count_ids, pack_ids
 from bus.messages.text import CheckConstraint, Described, Encoded
 from head.answers import Answer
 from head.effects import ClientKey
 from head.operation import Core
 from head.sampling_request import check_ids
+from head.sessions import Session
 from head.texts import Continue, MakeJob
+
+
+def tokenizer_changed(model: ModelName) -> TokenizerUnavailable:
+    """The error of a text whose ids are of another tokenizer than the model has by now."""
+    return TokenizerUnavailable(
+        f"the tokenizer of {model} was replaced while this text was read; ask again",
+        param="model",
+        retry_after_ms=1000,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +50,8 @@ class Admission:
 
         def encoded(reply: object, now: float) -> None:
             if isinstance(reply, Encoded):
-                ids = reply.ids
-                self._when_described(lambda known, at: self._with_prompt(known, ids, at), now)
+                self.core.texts.used(self.answer.model, reply.digest)
+                self._when_described(lambda known, at: self._with_encoded(known, reply, at), now)
 
         self._submit(make_job, encoded, size_bytes, self.answer.accepted_s)
 
@@ -61,11 +71,27 @@ class Admission:
 
         self._when_described(then, now)
 
-    def take_context(self, now: float) -> None:
+    def take_context(self, session: Session, now: float) -> None:
         """Admit a turn, which begins with its session's context."""
-        self._when_described(self._check, now)
+
+        def then(known: object, at: float) -> None:
+            try:
+                if isinstance(known, Described):
+                    session.goes_by(known.digest)
+            except SuperfluidError as error:
+                self._fail(error, at)
+                return
+            self._check(known, at)
+
+        self._when_described(then, now)
 
     # --- steps --------------------------------------------------------------------------------
+
+    def _with_encoded(self, known: object, encoded: Encoded, now: float) -> None:
+        if isinstance(known, Described) and encoded.digest not in (0, known.digest):
+            self._fail(tokenizer_changed(self.answer.model), now)
+        else:
+            self._with_prompt(known, encoded.ids, now)
 
     def _with_prompt(self, known: object, ids: PackedIds, now: float) -> None:
         if isinstance(known, Described) and not ids:
@@ -86,6 +112,7 @@ class Admission:
                 raise known
             if isinstance(known, Described):
                 check_ids(answer.sampling, answer.model, len(known.vocabulary))
+                answer.tokenizer_digest = known.digest
         except SuperfluidError as error:
             self._fail(error, now)
             return

@@ -153,7 +153,7 @@ class AnswerOperations:
         except SuperfluidError as error:
             self._core.book.end(answer, "error", now, error)
             return
-        self._admission(request, asked, answer).take_context(now)
+        self._admission(request, asked, answer).take_context(session, now)
 
     # --- parts --------------------------------------------------------------------------------
 
@@ -233,6 +233,7 @@ class AnswerOperations:
                 self._core.fail_request(request.client, request.id, known)
                 return
             try:
+                self._core.texts.check_readable(answer.model, answer.tokenizer_digest)
                 self._subscribe(request, answer, offset)
             except SuperfluidError as error:
                 self._core.fail_request(request.client, request.id, error)

@@ -83,6 +83,8 @@ class Answer:
     keep_output: bool = True
     #: Files that it names; the head keeps them until it has ended.
     blobs: tuple[BlobRef, ...] = ()
+    #: Of the tokenizer that its ids are of; 0 while it is not known, and of an older version.
+    tokenizer_digest: int = 0
     #: Of what was asked, for a repeated key; empty when an older version took the request.
     request_digest: bytes = b""
     stage: str = PREPARING
@@ -264,7 +266,7 @@ class Subscription:
             records = bytes(answer.logprobs[size * self.offset : size * end])
             others = sampling.logprobs - 1
             event["logprobs"] = token_logprobs(
-                fresh, records, others, texts.vocabulary(answer.model)
+                fresh, records, others, texts.vocabulary(answer.model, answer.tokenizer_digest)
             )
         self.credit -= 1
         self.offset += len(fresh)
@@ -279,12 +281,21 @@ class Subscription:
 
     def _reader(self, texts: TextDesk) -> AnswerText:
         if self.text is None:
-            self.text = texts.new_answer_text(self.answer.model, self.answer.sampling)
+            self.text = answer_text(self.answer, texts)
             self.text.push(self.answer.tokens[: self.offset])
         return self.text
 
     def _reply(self, kind: str, body: dict[str, Any]) -> Reply:
         return Reply(client=self.client, body={"id": self.request, "kind": kind, **body})
+
+
+def answer_text(answer: Answer, texts: TextDesk) -> AnswerText:
+    """What makes an answer's text, by the tokenizer that its ids are of.
+
+    Raises:
+        TokenizerUnavailable: the head has it no more.
+    """
+    return texts.new_answer_text(answer.model, answer.sampling, answer.tokenizer_digest)
 
 
 def until_stop(answer: Answer, ids: PackedIds, texts: TextDesk) -> tuple[int, str]:
@@ -294,10 +305,11 @@ def until_stop(answer: Answer, ids: PackedIds, texts: TextDesk) -> tuple[int, st
     the head does not know the model's tokenizer, all tokens belong to the answer.
     """
     count = count_ids(ids)
-    if not answer.sampling.stop or not texts.vocabulary_size(answer.model):
+    known = texts.vocabulary_size(answer.model, answer.tokenizer_digest)
+    if not answer.sampling.stop or not known:
         return count, ""
     if answer.reader is None:
-        answer.reader = texts.new_answer_text(answer.model, answer.sampling)
+        answer.reader = answer_text(answer, texts)
     reader = answer.reader
     if reader.tokens < len(answer.tokens):
         reader.push(answer.tokens[reader.tokens :])

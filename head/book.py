@@ -217,6 +217,7 @@ def encode_options(answer: Answer) -> bytes:
             "keep_output": answer.keep_output,
             "blobs": [to_map(blob) for blob in answer.blobs],
             "request_digest": answer.request_digest,
+            "tokenizer_digest": answer.tokenizer_digest,
         }
     )
     return packed

@@ -75,7 +75,7 @@ def objection(node: NodeView, request: PlacementRequest, now: float) -> str:
         case Standing.OTHER_TOKENIZER:
             return (
                 f"its tokenizer for {request.model} differs from the fleet's; import the same "
-                "model file there"
+                "model file there, unload it and load it again"
             )
         case Standing.TRIED:
             return "was tried for this request already"

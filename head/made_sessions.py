@@ -121,6 +121,7 @@ class MadeSessions:
         context.append(parent.context.slice(0, tokens), parent.context.slice_segments(0, tokens))
         self._check_all(tokens)
         made = self._make(session, parent.owner, parent.model, parent.qos, context, parent.id, now)
+        made.tokenizer_digest = parent.tokenizer_digest
         first = 0
         for segment in context.segments:
             ids = context.slice(first, first + segment.tokens)
@@ -334,6 +335,7 @@ class MadeSessions:
             return
         answer.is_turn = True
         answer.prompt_tokens = context_tokens
+        session.tokenizer_digest = answer.tokenizer_digest
         if answer.ended:
             return
         if len(session.context) != context_tokens:

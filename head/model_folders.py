@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from bus.ids import ModelName
 
 #: A folder that has it is a model folder; text processes open and check it.
 TOKENIZER = "tokenizer.json"
+#: Which files a folder's texts go by, beside the former.
+_TEXT_FILES = ("superfluid.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def find_folders(models: Path) -> Mapping[ModelName, str]:
@@ -25,3 +28,19 @@ def find_folders(models: Path) -> Mapping[ModelName, str]:
         for entry in entries
         if not entry.name.startswith(".") and (entry / TOKENIZER).is_file()
     }
+
+
+def find_stamps(folders: Mapping[ModelName, str]) -> Mapping[ModelName, object]:
+    """Of each model's folder, what changes when one of its files for texts does."""
+    return {
+        model: tuple(_stamp(Path(folder) / name) for name in (TOKENIZER, *_TEXT_FILES))
+        for model, folder in folders.items()
+    }
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size

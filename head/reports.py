@@ -87,7 +87,8 @@ def _problem(status: ModelStatus, digest: int) -> str:
         return status.problem
     return (
         f"its tokenizer for {status.name} ({theirs:016x}) differs from the fleet's "
-        f"({digest:016x}), so it gets no requests for it; import the same model file there"
+        f"({digest:016x}), so it gets no requests for it; import the same model file there, unload "
+        "it and load it again"
     )
 
 

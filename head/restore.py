@@ -42,6 +42,7 @@ def answer_from(stored: StoredAnswer, book: AnswerBook, now: float) -> Answer:
         keep_output=options.get("keep_output", True),
         blobs=tuple(from_map(BlobRef, blob) for blob in options.get("blobs", ())),
         request_digest=options.get("request_digest", b""),
+        tokenizer_digest=options.get("tokenizer_digest", 0),
         keep=stored.on_disconnect == "keep",
         accepted_s=book.from_wall(stored.created_wall_s),
         budget_from_s=now - stored.used_ms / 1000,

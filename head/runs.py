@@ -336,7 +336,7 @@ class Runs:
         """What is wrong with a run of an answer's generation, to be said of its node."""
         if count_ids(receipt.ids) > answer.remaining:
             return "made more tokens than were asked for"
-        size = self._texts.vocabulary_size(answer.model)
+        size = self._texts.vocabulary_size(answer.model, answer.tokenizer_digest)
         if size and receipt.ids and (highest := max(unpack_ids(receipt.ids))) >= size:
             return f"made token id {highest}; {answer.model} has ids 0 to {size - 1}"
         if len(run.logprobs) != answer.sampling.record_bytes * count_ids(run.ids):

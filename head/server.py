@@ -37,7 +37,7 @@ from head.effects import (
 )
 from head.gate import OutputGate
 from head.links import FleetLinks
-from head.model_folders import find_folders
+from head.model_folders import find_folders, find_stamps
 from head.reserve import Reserve
 from head.store import Store
 from head.store_care import StoreCare
@@ -178,7 +178,8 @@ class HeadServer:
 
     def _look_for_models(self, now: float) -> None:
         self._models_at = now + MODELS_EVERY_S
-        self._core.models_found(find_folders(self._state.models), now)
+        folders = find_folders(self._state.models)
+        self._core.models_found(folders, now, find_stamps(folders))
 
     def _turn(self, now: float) -> None:
         for client in self._api.gone():

@@ -208,7 +208,8 @@ class SessionOperations:
                 )
                 self._core.fail_request(request.client, request.id, error)
             else:
-                self._append(request, session, pack_ids(ids))
+                digest = known.digest if isinstance(known, Described) else 0
+                self._append(request, session, pack_ids(ids), digest)
             self._take_behind(session, at)
 
         session.appending = True
@@ -226,7 +227,8 @@ class SessionOperations:
             if isinstance(reply, SuperfluidError):
                 self._core.fail_request(request.client, request.id, reply)
             elif isinstance(reply, Encoded):
-                self._append(request, session, PackedIds(reply.ids))
+                self._core.texts.used(session.model, reply.digest)
+                self._append(request, session, PackedIds(reply.ids), reply.digest)
             self._take_behind(session, now)
 
         # Not `until_gone`: what a client asked for is done whether it waits or not.
@@ -239,10 +241,11 @@ class SessionOperations:
         )
         session.appending = True
 
-    def _append(self, request: ApiRequest, session: Session, ids: PackedIds) -> None:
+    def _append(self, request: ApiRequest, session: Session, ids: PackedIds, digest: int) -> None:
         try:
             check_takes(session)
             if ids:
+                session.goes_by(digest)
                 self._core.runs.made.append(session, ids)
         except SuperfluidError as error:
             self._core.fail_request(request.client, request.id, error)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bus.context import TokenContext
+from bus.errors import TokenizerUnavailable
 from bus.head_session import HeadSession
 from bus.ids import Epoch, ModelName, NodeIdentity, SessionId, WorkerIncarnation, pack_ids
 from bus.messages.parts import Segment
@@ -73,6 +74,24 @@ class Session:
     file_on: NodeIdentity = NodeIdentity("")
     #: The session that its first tokens were taken from.
     parent: SessionId | None = None
+    #: Of the tokenizer that its tokens are of; 0 while it is not known.
+    tokenizer_digest: int = 0
+
+    def goes_by(self, digest: int) -> None:
+        """Its next tokens are of the tokenizer with this digest; 0 for unknown.
+
+        Raises:
+            TokenizerUnavailable: those that it has are of another one.
+        """
+        mine = self.tokenizer_digest if len(self.context) else 0
+        if digest and mine and digest != mine:
+            raise TokenizerUnavailable(
+                f"session {self.id} was begun with another tokenizer of {self.model} ({mine:016x}) "
+                f"than the head has now ({digest:016x}), so its tokens mean other text; begin a "
+                f"new session, or import the file that {self.model} was made of before",
+                param="session",
+            )
+        self.tokenizer_digest = digest or mine
 
     def context_at(self, offset: int) -> TokenContext:
         """The context with `offset` tokens of the answer, as they are computed: step by step.

@@ -6,6 +6,7 @@ its own loop, the bytes of each token, comes once per model with `Described`.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -30,6 +31,8 @@ from head.outbox import Outbox
 MAX_PENDING_JOBS = 1024
 MAX_PENDING_BYTES = 64 * 1024 * 1024
 MAX_CLIENT_BYTES = 16 * 1024 * 1024
+#: Tokenizers that answers may still be read by after another took their model's name.
+MAX_FORMER = 4
 #: A model whose description failed for a reason that may pass is described again after this long,
 #: twice as long after each further failure.
 FIRST_RETRY_S = 1.0
@@ -76,6 +79,14 @@ class TextDesk:
         #: Bytes of each model's longest token.
         self._longest: dict[ModelName, int] = {}
         self._failed: dict[ModelName, _Failure] = {}
+        #: What is told apart by it has changed when it has.
+        self._stamps: dict[ModelName, object] = {}
+        #: Models whose description is of files that are no longer there.
+        self._stale: set[ModelName] = set()
+        #: Descriptions asked for so far; the reply to the last one counts.
+        self._asked: dict[ModelName, int] = {}
+        #: What models were before, by their tokenizers' digests.
+        self._former: OrderedDict[tuple[ModelName, int], Described] = OrderedDict()
         self._waiting: dict[ModelName, list[Continue]] = {}
         self._jobs: dict[int, _Job] = {}
         self._pending_bytes: dict[ClientKey, int] = {}
@@ -90,9 +101,13 @@ class TextDesk:
     def described(self, model: ModelName) -> Described | None:
         return self._described.get(model)
 
-    def vocabulary_size(self, model: ModelName) -> int:
-        """How many token ids a model has, as the head's own copy says; 0 while it is not known."""
-        known = self._described.get(model)
+    def vocabulary_size(self, model: ModelName, digest: int = 0) -> int:
+        """How many token ids a model has, as the head's own copy says; 0 while it is not known.
+
+        Args:
+            digest: of the tokenizer that is meant; 0 for the one that the model has now.
+        """
+        known = self._with_digest(model, digest)
         return len(known.vocabulary) if known else 0
 
     def kind(self, model: ModelName) -> str:
@@ -108,16 +123,56 @@ class TextDesk:
         known = self._described.get(model)
         return known.digest if known else self.other_digest(model)
 
-    def models_found(self, folders: Mapping[ModelName, str]) -> None:
-        """The models folder was read: describe new models, forget those that are gone."""
+    def models_found(
+        self, folders: Mapping[ModelName, str], stamps: Mapping[ModelName, object] | None = None
+    ) -> None:
+        """The models folder was read: describe new and changed models, forget those that are gone.
+
+        Args:
+            folders: path of each model's folder.
+            stamps: of each model, something that changes when its tokenizer's files do.
+        """
+        stamps = stamps or {}
         for model in [m for m, path in self._folders.items() if folders.get(m) != path]:
-            self._described.pop(model, None)
+            self._keep_former(model)
             self._longest.pop(model, None)
             self._failed.pop(model, None)
+            self._stale.discard(model)
             del self._folders[model]
-        for model in folders.keys() - self._folders.keys():
-            self._folders[model] = folders[model]
+        for model, path in folders.items():
+            is_new = model not in self._folders
+            if is_new or self._stamps.get(model) != stamps.get(model):
+                self._stamps[model] = stamps.get(model)
+                self._folders[model] = path
+                self._changed(model)
+
+    def used(self, model: ModelName, digest: int) -> None:
+        """A job of a model went by the tokenizer with this digest; 0 for unknown.
+
+        When it is another than the one described, the files have changed: `when_described` waits
+        for the new description from now on.
+        """
+        known = self._described.get(model)
+        fresh = known is not None and model not in self._stale
+        if digest and fresh and known is not None and known.digest != digest:
+            self._changed(model)
+
+    def _changed(self, model: ModelName) -> None:
+        """Describe a model again; what is known of it is not for new texts."""
+        self._failed.pop(model, None)
+        if model in self._described:
+            self._stale.add(model)
+        if model in self._folders:
             self._describe(model)
+
+    def _keep_former(self, model: ModelName) -> None:
+        """A model's description is replaced, or its folder is gone."""
+        before = self._described.pop(model, None)
+        if before is not None:
+            self._former[model, before.digest] = before
+            self._former.move_to_end((model, before.digest))
+            while len(self._former) > MAX_FORMER:
+                self._former.popitem(last=False)
 
     def folder(self, model: ModelName) -> str:
         """The path of a model's folder.
@@ -142,7 +197,7 @@ class TextDesk:
         """
         self.folder(model)
         known, failure = self._described.get(model), self._failed.get(model)
-        if known is not None:
+        if known is not None and model not in self._stale:
             then(known, now)
             return
         if failure is not None and (failure.again_s is None or now < failure.again_s):
@@ -231,35 +286,70 @@ class TextDesk:
         longest = self._longest.get(model, 0)
         return -(-text_bytes // longest) if longest else 0
 
-    def vocabulary(self, model: ModelName) -> Sequence[bytes]:
+    def vocabulary(self, model: ModelName, digest: int = 0) -> Sequence[bytes]:
         """What each token id adds to a text.
 
-        Raises:
-            TokenizerUnavailable: the model's tokenizer has not been described.
-        """
-        return self._known(model).vocabulary
+        Args:
+            digest: of the tokenizer that is meant; 0 for the one that the model has now.
 
-    def new_answer_text(self, model: ModelName, sampling: SamplingParams) -> AnswerText:
+        Raises:
+            TokenizerUnavailable: there is no description of it.
+        """
+        return self._known(model, digest).vocabulary
+
+    def new_answer_text(
+        self, model: ModelName, sampling: SamplingParams, digest: int = 0
+    ) -> AnswerText:
         """What makes an answer's text of its tokens, from their start.
 
+        Args:
+            digest: of the tokenizer that its ids are of; 0 for the one that the model has now.
+
         Raises:
-            TokenizerUnavailable: the model's tokenizer has not been described.
+            TokenizerUnavailable: there is no description of it.
         """
-        known = self._known(model)
+        known = self._known(model, digest)
         return AnswerText(known.vocabulary, known.special, sampling.stop, sampling.min_tokens)
 
-    def _known(self, model: ModelName) -> Described:
+    def check_readable(self, model: ModelName, digest: int) -> None:
+        """See that texts of ids of a tokenizer can be made.
+
+        Raises:
+            TokenizerUnavailable: there is no description of it.
+        """
+        self._known(model, digest)
+
+    def _with_digest(self, model: ModelName, digest: int) -> Described | None:
         known = self._described.get(model)
-        if known is None:
+        if not digest or (known is not None and known.digest == digest):
+            return known
+        return self._former.get((model, digest))
+
+    def _known(self, model: ModelName, digest: int) -> Described:
+        known = self._with_digest(model, digest)
+        if known is not None:
+            return known
+        if model in self._described:
             raise TokenizerUnavailable(
-                f"the head has no tokenizer for {model}; import the model on the head's machine"
+                f"this is of another tokenizer of {model} ({digest:016x}) than the head has now; "
+                f"import the file that {model} was made of before, under this name or on another "
+                "head"
             )
-        return known
+        raise TokenizerUnavailable(
+            f"the head has no tokenizer for {model}; import the model on the head's machine"
+        )
 
     def _describe(self, model: ModelName) -> None:
+        turn = self._asked[model] = self._asked.get(model, 0) + 1
+
         def then(reply: object, now: float) -> None:
+            if self._asked[model] != turn:
+                return  # It may be of older files; who waits gets the later one.
             if isinstance(reply, Described):
+                self._keep_former(model)
                 self._described[model] = reply
+                self._former.pop((model, reply.digest), None)
+                self._stale.discard(model)
                 self._longest[model] = max(map(len, reply.vocabulary), default=0)
                 self._failed.pop(model, None)
                 known: Reply = reply

@@ -354,7 +354,7 @@ class WaitingLine:
             model=answer.model,
             prompt_tokens=answer.context_tokens,
             expected_tokens=answer.remaining,
-            tokenizer_digest=self._texts.digest(answer.model),
+            tokenizer_digest=answer.tokenizer_digest or self._texts.digest(answer.model),
             prefer_numerics=NumericsId(answer.numerics if answer.tokens else ""),
             excluded=frozenset(self._refusals(answer)) | self._avoided(answer),
             needs=_needs(answer),

@@ -124,9 +124,12 @@ class Described:
 @TEXT.message(tag=34)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
+    """Ids of the tokenizer with this digest; 0 for unknown."""
+
     job: int
     ids: PackedIds
     text: Document = ""
+    digest: int = 0
 
 
 @TEXT.message(tag=35)

@@ -94,7 +94,7 @@ class TextJobs:
         """Text to ids."""
         model = self._model(job.folder)
         ids = model.encode(job.text, add_special=job.add_special, parse_special=job.parse_special)
-        return Encoded(job=job.job, ids=pack_ids(ids))
+        return Encoded(job=job.job, ids=pack_ids(ids), digest=model.digest)
 
     def decode(self, job: Decode) -> Decoded:
         """Ids to text."""
@@ -113,7 +113,8 @@ class TextJobs:
             options=_options(job.options),
         )
         ids = opened.model.encode_rendered(text, escaper, add_special=True)
-        return Encoded(job=job.job, ids=pack_ids(ids), text=_fitting(escaper.restore(text)))
+        shown = _fitting(escaper.restore(text))
+        return Encoded(job=job.job, ids=pack_ids(ids), text=shown, digest=opened.model.digest)
 
     def check_constraint(self, job: CheckConstraint) -> ConstraintChecked:
         """Whether a constraint can be honoured, in less time and memory than other jobs have."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from bus.capabilities import CAPABILITIES
@@ -22,6 +23,7 @@ from bus.messages.parts import (
     ModelStatus,
     TokenRun,
 )
+from bus.messages.text import Described, Encoded
 from head.core import CorePolicy, HeadCore
 from head.effects import CloseLink, Reply, SendLink, TextJob
 from head.rows import StoredAnswer, StoredState
@@ -66,6 +68,8 @@ class Bench:
         stored = stored or StoredState(boot=3, head_id="h", answers=answers)
         self.core = HeadCore(policy or CorePolicy(), stored, entropy=bytes, now=0.0, wall_s=1e9)
         self.now = 0.0
+        #: Of the head's tokenizer of every model.
+        self.text_digest = DIGEST
         self.sent: list[tuple[int, Any]] = []
         self.replies: list[dict[str, Any]] = []
         self.closed: list[tuple[int, str]] = []
@@ -85,7 +89,14 @@ class Bench:
                     case CloseLink(link=link, reason=reason):
                         self.closed.append((link, reason))
                     case TextJob(message=job):
-                        self.core.text_reply(text_reply(job), self.now)
+                        self.core.text_reply(self.text_reply(job), self.now)
+
+    def text_reply(self, job: object) -> object:
+        """What the text processes answer."""
+        reply = text_reply(job)
+        if isinstance(reply, Described | Encoded):
+            return replace(reply, digest=self.text_digest)
+        return reply
 
     def node(
         self,

@@ -11,7 +11,7 @@ from bus.messages.api import MARK, encode_body
 from bus.messages.link import GenerateReq, NodeConfirm
 from bus.messages.parts import ModelStatus
 from head.cli.nodes import node_row, problems
-from tests.harness.head_bench import CLIENT, TOY, Bench
+from tests.harness.head_bench import CLIENT, TOY, Bench, run
 from tests.harness.memory_parts import DIGEST
 
 OTHER = ModelName("other")
@@ -119,6 +119,32 @@ def test_a_node_that_does_not_know_its_digest_may_serve(bench: Bench) -> None:
     link(bench, 1, "n1", status(TOY, digest=0))
     ask(bench, b"r", TOY)
     assert len(bench.on(1, GenerateReq)) == 1
+
+
+def test_a_text_that_went_by_another_tokenizer_goes_to_no_node_of_the_old_one() -> None:
+    """The first request after the change is it that tells the head."""
+    bench = Bench()
+    link(bench, 1, "n1", status(TOY))
+    first = bench.ask(b"a")
+    bench.text_digest = 0x5EED
+    asked = {"op": "generate", "id": b"b", "model": TOY, "prompt": "hi"}
+    bench.core.client_request(CLIENT, [MARK, encode_body(asked)], bench.now)
+    bench.settle()
+    bench.wait(30.0)
+    assert len(bench.on(1, GenerateReq)) == 1
+    refusal = bench.replies[-1]["error"]
+    assert refusal["code"] == "no_node"
+    assert "tokenizer" in refusal["message"]
+    assert "differs" in nodes(bench)["n1"]["models"][0]["problem"]
+    # A node that has the new one gets it, and the answer that ran is not moved there.
+    link(bench, 2, "n2", status(TOY, digest=0x5EED))
+    bench.ask(b"c")
+    assert len(bench.on(2, GenerateReq)) == 1
+    bench.hear(1, run(first, 0, 72, 105))
+    bench.down(1)
+    bench.wait(60.0)
+    assert len(bench.on(2, GenerateReq)) == 1
+    assert "".join(each["text"] for each in bench.events("token")) == "Hi"
 
 
 # --- numerics -------------------------------------------------------------------------------------

@@ -457,3 +457,25 @@ def test_turn_that_began_since_the_node_was_asked_what_it_holds_is_not_in_its_an
     assert talk.bench.on(2, GenerateReq) == [second]
     talk.bench.hear(2, run(second, 0, 66, finish="eos"))
     assert talk.get()["tokens"] == 4
+
+
+def test_a_session_of_another_tokenizer_goes_on_with_none_of_the_new_one(talk: Talk) -> None:
+    talk.append("hi")
+    talk.bench.hear(1, run(talk.turn(), 0, 65, finish="eos"))
+    # Head and node have another tokenizer from now on.
+    talk.bench.text_digest = 0x5EED
+    talk.bench.core.models_found({TOY: "/toy"}, 0.0, {TOY: 2})
+    talk.bench.settle()
+    for error in (
+        talk.append("yo")["error"],
+        talk.call("session.append", session=talk.session, tokens=[66])["error"],
+        talk.call("session.generate", session=talk.session, max_new=3)["error"],
+    ):
+        assert error["code"] == "tokenizer_unavailable"
+        assert "was begun with another tokenizer of toy" in error["message"]
+        assert "begin a new session" in error["message"]
+    assert len(talk.bench.on(1, GenerateReq)) == 1
+    forked = talk.call("session.fork", session=talk.session, offset=2)["session"]
+    assert "error" in talk.call("session.append", session=forked, tokens=[66])
+    new = talk.call("session.create", model=TOY)["session"]
+    assert talk.call("session.append", session=new, text="yo")["tokens"] == 2

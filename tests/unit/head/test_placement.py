@@ -193,7 +193,8 @@ def test_every_node_that_can_not_serve_says_why() -> None:
         "draining": "is draining",
         "empty": "does not serve m",
         "loading": "is loading m",
-        "other": "its tokenizer for m differs from the fleet's; import the same model file there",
+        "other": "its tokenizer for m differs from the fleet's; import the same model file there, "
+        "unload it and load it again",
         "tried": "was tried for this request already",
     }
     for policy in POLICIES:

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bus.errors import Invalid, ModelIncomplete, QueueFull, SuperfluidError
+from bus.errors import (
+    Invalid,
+    ModelIncomplete,
+    QueueFull,
+    SuperfluidError,
+    TokenizerUnavailable,
+)
 from bus.ids import ModelName
-from bus.messages.sampling import Constraint
+from bus.messages.sampling import Constraint, SamplingParams
 from bus.messages.text import CheckConstraint, Describe, Described, Encode, TextFailed
+from bus.text.vocabulary import tokenizer_digest
 from head.effects import DropText, TextJob
+from head.model_folders import find_folders, find_stamps
 from head.outbox import Outbox
 from head.text_pool import death
 from head.texts import MAX_CLIENT_BYTES, TextDesk
-from tests.harness.memory_parts import text_reply
+from tests.harness.memory_text import DIGEST, VOCABULARY, text_reply
 
 TOY = ModelName("toy")
 MEGABYTE = 1024 * 1024
@@ -195,3 +205,100 @@ def test_model_whose_folder_is_gone_is_not_found(desk: Desk) -> None:
     desk.desk.models_found({})
     with pytest.raises(SuperfluidError, match="no model folder 'toy'"):
         desk.submit()
+
+
+# --- a tokenizer that changes under its model's name ----------------------------------------------
+
+NEW = (b"new", b"er")
+NEW_DIGEST = tokenizer_digest(NEW)
+
+
+def described(job: Describe) -> Described:
+    """What the other tokenizer is."""
+    reply = text_reply(job)
+    assert isinstance(reply, Described)
+    return replace(reply, vocabulary=NEW, digest=NEW_DIGEST)
+
+
+@pytest.mark.parametrize("told_by", ["stamp", "text"])
+def test_a_changed_tokenizer_is_described_again_before_any_new_text(
+    desk: Desk, told_by: str
+) -> None:
+    texts, got = desk.desk, list[Any]()
+    texts.models_found({TOY: "/toy"}, {TOY: 1})
+    (job,) = desk.jobs()
+    texts.reply(text_reply(job), 0.0)
+    texts.models_found({TOY: "/toy"}, {TOY: 1})
+    texts.used(TOY, DIGEST)
+    texts.used(TOY, 0)
+    assert desk.jobs() == []
+    if told_by == "stamp":
+        texts.models_found({TOY: "/toy"}, {TOY: 2})
+    else:
+        texts.used(TOY, NEW_DIGEST)
+    texts.when_described(TOY, lambda known, at: got.append(known), 1.0)
+    assert got == []
+    # Answers that run are read by what they are of.
+    assert texts.vocabulary_size(TOY) == len(VOCABULARY)
+    (job,) = desk.jobs()
+    texts.reply(described(job), 2.0)
+    assert [known.digest for known in got] == [NEW_DIGEST]
+    assert texts.digest(TOY) == NEW_DIGEST
+    assert texts.vocabulary(TOY) == NEW
+    assert texts.vocabulary(TOY, DIGEST) == VOCABULARY
+    assert texts.new_answer_text(TOY, SamplingParams(), DIGEST).push([72, 105]) == "Hi"
+
+
+def test_a_description_that_was_under_way_when_the_files_changed_does_not_count(
+    desk: Desk,
+) -> None:
+    texts, got = desk.desk, list[Any]()
+    texts.models_found({TOY: "/toy"}, {TOY: 1})
+    texts.models_found({TOY: "/toy"}, {TOY: 2})
+    old, new = desk.jobs()
+    texts.when_described(TOY, lambda known, at: got.append(known), 1.0)
+    texts.reply(text_reply(old), 1.0)
+    assert got == []
+    texts.reply(described(new), 2.0)
+    assert [known.digest for known in got] == [NEW_DIGEST]
+
+
+def test_a_changed_tokenizer_that_can_not_be_read_refuses_new_texts_until_it_is_mended(
+    desk: Desk,
+) -> None:
+    texts, got = desk.desk, list[Any]()
+    texts.models_found({TOY: "/toy"}, {TOY: 1})
+    (job,) = desk.jobs()
+    texts.reply(TextFailed(job=job.job, code="model_incomplete", message="no"), 1.0)
+    texts.when_described(TOY, lambda known, at: got.append(known), 2.0)
+    assert isinstance(got.pop(), ModelIncomplete)
+    texts.models_found({TOY: "/toy"}, {TOY: 2})
+    (job,) = desk.jobs()
+    texts.reply(described(job), 3.0)
+    texts.when_described(TOY, lambda known, at: got.append(known), 4.0)
+    assert got[0].digest == NEW_DIGEST
+
+
+def test_an_answer_of_a_tokenizer_that_is_gone_is_not_read_by_another(desk: Desk) -> None:
+    with pytest.raises(
+        TokenizerUnavailable, match=r"another tokenizer of toy .* than the head has"
+    ):
+        desk.desk.check_readable(TOY, 77)
+    desk.desk.check_readable(TOY, DIGEST)
+    desk.desk.check_readable(TOY, 0)
+
+
+def test_stamps_follow_the_files_of_texts(tmp_path: Path) -> None:
+    folder = tmp_path / "toy"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text("1")
+    folders = find_folders(tmp_path)
+    stamps = [find_stamps(folders)]
+    (tmp_path / "other").write_text("2")
+    (tmp_path / "other").replace(folder / "tokenizer.json")
+    stamps.append(find_stamps(folders))
+    (folder / "chat_template.jinja").write_text("x")
+    stamps.append(find_stamps(folders))
+    (folder / "model.onnx").write_text("x")
+    assert find_stamps(folders) == stamps[2]
+    assert stamps[0] != stamps[1] != stamps[2]

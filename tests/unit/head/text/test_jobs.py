@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,19 @@ def test_a_folder_that_changed_is_read_again(tmp_path: Path) -> None:
     (folder / "chat_template.jinja").write_text("{{ bos_token }}two")
     os.utime(folder / "chat_template.jinja", ns=(1, 1))
     assert jobs.render_chat(job).text == "<s>two"
+
+
+def test_ids_come_with_the_digest_of_the_tokenizer_that_made_them(tmp_path: Path) -> None:
+    folder = text_folder(tmp_path / "m", sentence_piece(), template="{{ bos_token }}one")
+    jobs = TextJobs()
+    job = Encode(job=1, folder=str(folder), text="a")
+    digest = jobs.describe(Describe(job=2, folder=str(folder))).digest
+    assert digest
+    assert jobs.encode(job).digest == digest
+    assert jobs.render_chat(chat(folder, {"role": "user", "content": "x"})).digest == digest
+    toy = toy_model_folder().path / "tokenizer.json"
+    os.utime(shutil.copyfile(toy, folder / "tokenizer.json"), ns=(1, 1))
+    assert jobs.encode(job).digest not in (0, digest)
 
 
 def test_only_so_many_models_stay_open(tmp_path: Path) -> None:
