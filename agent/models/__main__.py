@@ -13,6 +13,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import signal
 import sys
@@ -30,6 +31,13 @@ from agent.models.sources import known_names
 from agent.models.writer import check_name
 from bus.errors import Internal, Invalid, StartError, SuperfluidError
 
+#: What mends an error of the system.
+_REMEDIES = {
+    errno.ENOMEM: "free memory here, take a smaller file, or raise the limit of memory",
+    errno.ENOENT: "choose another folder, which can be made",
+    errno.EACCES: "choose another folder, or change its rights",
+    errno.EROFS: "choose another folder, which can be written to",
+}
 #: A step of more units than this reports a unit in a hundred.
 _FINE_STEPS = 200
 
@@ -150,6 +158,15 @@ def _missing(error: ModuleNotFoundError) -> StartError:
     )
 
 
+def _refused(error: OSError, parsed: argparse.Namespace) -> str:
+    """What the system refused, over which file, and what to do."""
+    source = getattr(parsed, "file", None) or getattr(parsed, "path", None)
+    at = error.filename or source or getattr(parsed, "into", None)
+    where = f"{at}: " if at else ""
+    remedy = _REMEDIES.get(error.errno or 0, "make room or choose another folder")
+    return f"{where}{error.strerror or error}; {remedy}"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -P -m agent.models", description=__doc__)
     commands = parser.add_subparsers(required=True)
@@ -214,12 +231,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except SuperfluidError as error:
-        emit("error", code=error.code, message=error.message)
+        emit("error", code=error.code, message=error.message, param=error.param)
         return 1
     except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        message = f"{error.strerror or error}{where}; make room or choose another folder"
-        emit("error", code=Internal.code, message=message)
+        emit("error", code=Internal.code, message=_refused(error, parsed))
         return 1
     emit("done", path=str(path))
     return 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.models.folder import ModelFolder, import_command
-from agent.models.writer import check_name
+from agent.models.writer import check_name, is_name
 from bus.errors import ModelIncomplete, NotFound, SuperfluidError
 
 
@@ -51,10 +51,13 @@ def find_model(models: Path, name: str) -> ModelFolder:
     model = found.get(name)
     if model is None:
         have = ", ".join(found) or "none"
+        remedy = (
+            f"make it with `{import_command(models / name)}`"
+            if is_name(name)
+            else "name one of them, or make one with `sfctl model import FILE.gguf`"
+        )
         raise NotFound(
-            f"there is no model {name!r} in {models} (there: {have}); make it with "
-            f"`{import_command(models / name)}`",
-            param="model",
+            f"there is no model {name!r} in {models} (there: {have}); {remedy}", param="model"
         )
     if isinstance(model, Unusable):
         raise ModelIncomplete(model.reason, param="model")

@@ -24,13 +24,18 @@ _LEFT = ("partial", "old", "removed")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
+def is_name(name: str) -> bool:
+    """Whether a model may be called so."""
+    return _NAME.fullmatch(name) is not None
+
+
 def check_name(name: str) -> str:
     """Accept a model's name: it becomes a folder.
 
     Raises:
         Invalid: with what a name may be.
     """
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise Invalid(
             f"{name!r} is no model name; use up to 64 letters, digits, dots, dashes and "
             "underscores, a letter or digit first",

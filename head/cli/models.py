@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from bus.errors import NotFound, SessionBusy
+from bus.errors import Invalid, ModelIncomplete, NotFound, SessionBusy
 from bus.state import StateFolder
 from head.cli.context import CliContext, pass_context
 from head.cli.model_loading import model_load, model_unload
-from head.cli.model_use import running_agents, serving_agents
+from head.cli.model_use import check_replaceable, running_agents, serving_agents
 from head.cli.nodes import MODEL_COLUMNS
 from head.cli.output import format_option, note, print_json, print_rows, progress_bars
 from head.cli.program import run_model_program
@@ -47,12 +47,33 @@ def pull_model(name: str) -> Path:
 
 
 def import_model(file: Path, name: str, models: Path, variant: str | None = None) -> Path:
-    """Make a model folder from a GGUF file or another program's folder; gives the folder."""
+    """Make a model folder from a GGUF file or another program's folder; gives the folder.
+
+    Raises:
+        Invalid: a name or variant that is none.
+        ModelIncomplete: the file or folder can not be imported.
+    """
     models.mkdir(mode=0o700, parents=True, exist_ok=True)
     arguments = ["import", str(file), "--into", str(models), "--name", name, *_variant(variant)]
-    with progress_bars() as report:
-        path, _ = run_model_program(arguments, report)
+    try:
+        with progress_bars() as report:
+            path, _ = run_model_program(arguments, report)
+    except Invalid as error:
+        if error.param in ("name", "variant"):
+            raise
+        raise _not_importable(file, error) from error
     return path
+
+
+def _not_importable(file: Path, error: Invalid) -> ModelIncomplete:
+    """The error of a source that is wrong, not of how it was asked for."""
+    if str(file) in error.message:
+        return ModelIncomplete(error.message, param=error.param)
+    return ModelIncomplete(
+        f"{file} can not be imported: {error.message}; take another file, and see all that is "
+        f"wrong with this one with: sfctl model check {shlex.quote(str(file))}",
+        param=error.param,
+    )
 
 
 def _variant(variant: str | None) -> list[str]:
@@ -123,8 +144,9 @@ def model_import(context: CliContext, source: str, name: str | None, variant: st
             )
         file = pull_model(source)
         name = name or source
-    state = context.state()
-    folder = import_model(file, name or default_name(file), state.models, variant)
+    state, name = context.state(), name or default_name(file)
+    check_replaceable(context, state, name)
+    folder = import_model(file, name, state.models, variant)
     click.echo(str(folder))
     note(f"next: {_next_step(context, state, folder.name)}")
 
@@ -135,7 +157,7 @@ def _next_step(context: CliContext, state: StateFolder, name: str) -> str:
     if serving := serving_agents(state, name):
         nodes = " ".join(serving)
         return (
-            f"{nodes} served {name} before and keeps to that until: "
+            f"{nodes} could not load {name} before; have it tried again: "
             f"{command(f'model unload {model} {nodes}')} && "
             f"{command(f'model load {model} {nodes}')}"
         )
@@ -157,6 +179,8 @@ def _next_step(context: CliContext, state: StateFolder, name: str) -> str:
 @pass_context
 def model_export(context: CliContext, name: str, target: Path) -> None:
     """Write a model of this machine as another runtime loads it; its weights are linked."""
+    if not name.strip():
+        raise click.UsageError("NAME is empty; name a model of this machine.")
     folder = context.look().models / name
     arguments = ["export", str(folder), "--genai", "--into", str(target.absolute())]
     with progress_bars() as report:
@@ -174,6 +198,8 @@ def model_check(
     context: CliContext, target: str, verify: bool, variant: str | None, form: str
 ) -> None:
     """Say whether a GGUF file, a model, or another program's folder can be served, and why not."""
+    if not target.strip():
+        raise click.UsageError("FILE|FOLDER|NAME is empty; name a file, a folder or a model.")
     path = str(_checked_path(context, target))
     found = _run_one(["check", path, *["--verify"] * verify, *_variant(variant)])
     _print_facts(found, _CHECK_FACTS, form)

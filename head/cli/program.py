@@ -55,7 +55,8 @@ def run_program(
                 done = Path(str(event["path"]))
             elif event.get("event") == "error":
                 cls = ERROR_TABLE.get(str(event.get("code")), Internal)
-                raise cls(str(event.get("message")))
+                param = event.get("param")
+                raise cls(str(event.get("message")), param=None if param is None else str(param))
             else:
                 rows.append({key: value for key, value in event.items() if key != "event"})
         _, said = program.communicate()

@@ -128,6 +128,38 @@ def test_show_tells_what_the_record_says(state: Path) -> None:
     assert shown["files"]["tokenizer.json"]["size"] > 0
 
 
+def test_a_damaged_file_fails_in_check_and_import_alike(state: Path, tmp_path: Path) -> None:
+    file = write_model(tmp_path / "m.gguf", SmallModel())
+    file.write_bytes(file.read_bytes()[:-100_000])
+    codes = [sfctl(state, command, file).exit_code for command in ("check", "import")]
+    assert codes == [1, 1]
+    assert sfctl(state, "import", file, "--name", "no/name").exit_code == 2
+
+
+def test_a_model_of_odd_figures_is_refused_by_its_file_with_what_to_do(
+    state: Path, tmp_path: Path
+) -> None:
+    file = write_model(tmp_path / "odd.gguf", SmallModel(kv_heads=3))
+    result = sfctl(state, "import", file)
+    assert result.exit_code == 1
+    assert f"{file} can not be imported: 4 heads over 3 of keys" in result.stderr
+    assert f" model check {file}" in result.stderr
+
+
+def test_a_name_that_no_model_can_have_is_proposed_to_nobody(state: Path) -> None:
+    result = sfctl(state, "show", "../../..")
+    assert result.exit_code == 5
+    assert "--name" not in result.stderr
+    assert "(there: toy); name one of them" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("check", ""), ("export", "", "--genai", "out")])
+def test_an_empty_name_is_no_model(state: Path, arguments: tuple[str, ...]) -> None:
+    result = sfctl(state, *arguments)
+    assert result.exit_code == 2
+    assert "is empty" in result.stderr
+
+
 def test_rm_asks_first(state: Path) -> None:
     folder = state / "models" / "toy"
     refused = sfctl(state, "rm", "toy", stdin="n\n")
@@ -164,12 +196,21 @@ def test_rm_refuses_while_an_agent_serves_it(state: Path) -> None:
         assert result.exit_code == 7
         assert "node-1 of this machine serves toy" in result.stderr
         assert (state / "models" / "toy").is_dir()
+        tokenizer = state / "models" / "toy" / "tokenizer.json"
+        before = tokenizer.stat().st_ino
         again = sfctl(state, "import", toy_export(state), "--name", "toy")
-        assert again.exit_code == 0
-        assert "node-1 served toy before and keeps to that until: " in again.stderr
-        assert " model unload toy node-1 && " in again.stderr
+        assert again.exit_code == 7
+        assert "node-1 of this machine serves toy, so it is not replaced: unload" in again.stderr
+        assert " model unload toy node-1) and load it again" in again.stderr
+        assert "with --name" in again.stderr
+        assert tokenizer.stat().st_ino == before
         new = sfctl(state, "import", state / "out", "--name", "new")
         assert new.stderr.splitlines()[-1].endswith(" model load new node-1")
+        failed = (AgentModel(name="toy", phase="failed"),)
+        write_agent_status(node, AgentStatus(1, "node-1", link, failed))
+        mended = sfctl(state, "import", state / "out", "--name", "toy")
+        assert mended.exit_code == 0
+        assert " model unload toy node-1 && " in mended.stderr
     idle = sfctl(state, "import", state / "out", "--name", "newer")
     assert idle.stderr.splitlines()[-1].endswith(" up")
     # the status file outlives its agent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -37,9 +38,9 @@ SETTINGS = {
 class TwoModels(Cluster):
     """Nodes that serve `toy`; `toy2`, a copy of it, lies there."""
 
-    def __init__(self, nodes: int, **settings: str) -> None:
+    def __init__(self, nodes: int, folder: Path | None = None, **settings: str) -> None:
         super().__init__(
-            toy_model_folder().path,
+            folder or toy_model_folder().path,
             threads=1,
             lanes=4,
             nodes=nodes,
@@ -206,3 +207,44 @@ def test_what_can_not_be_loaded_is_named(pair: TwoModels) -> None:
     assert broken.returncode == 1
     assert "model.onnx has 100 bytes" in broken.stderr
     assert pair.served("node-1") == {"toy": "ready"}
+
+
+def test_a_model_that_is_served_is_not_replaced(pair: TwoModels) -> None:
+    out = pair.state / "out"
+    assert pair.run("model", "export", "toy", "--genai", str(out)).returncode == 0
+    refused = pair.run("model", "import", str(out), "--name", "toy")
+    assert refused.returncode == 7
+    assert "node-1, node-2 of this machine serves toy, so it is not replaced" in refused.stderr
+    # Nodes of other machines are known to the head alone.
+    for status in (pair.state / "nodes").glob("*/status.json"):
+        status.unlink()
+    refused = pair.run("model", "import", str(out), "--name", "toy")
+    assert refused.returncode == 7
+    for name in ("node-1", "node-2"):
+        assert pair.identity(name) in refused.stderr
+    assert (pair.state / "models" / "toy").is_symlink()
+
+
+def test_ids_of_another_tokenizer_than_the_weights_go_to_no_node(tmp_path: Path) -> None:
+    """The tokenizer's file is replaced under a running fleet, and put back."""
+    folder = Path(shutil.copytree(toy_model_folder().path, tmp_path / "toy"))
+    file = folder / "tokenizer.json"
+    before = file.read_bytes()
+    tokenizer = json.loads(before)
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = sorted(vocabulary, key=lambda token: int(vocabulary[token]))[65:67]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    with TwoModels(1, folder) as made:
+        want = made.client.generate("toy", "hello", max_new=4, temperature=0.0).result()
+        _replace(file, json.dumps(tokenizer).encode())
+        with pytest.raises(NoNode, match="its tokenizer for toy differs"):
+            made.client.generate("toy", "hello", max_new=4, temperature=0.0).result()
+        _replace(file, before)
+        got = made.client.generate("toy", "hello", max_new=4, temperature=0.0).result()
+        assert (got.tokens, got.text) == (want.tokens, want.text)
+
+
+def _replace(file: Path, data: bytes) -> None:
+    made = file.with_suffix(".new")
+    made.write_bytes(data)
+    made.replace(file)

