@@ -47,13 +47,13 @@ def standing(node: NodeView, request: PlacementRequest, now: float) -> Standing:
     # Most nodes have room when they have a free lane.
     if model.in_flight < model.lanes_total and now >= model.cautious_until_s:
         return Standing.OPEN
-    if model.in_flight >= room(model, now, lost_node=request.lost_node):
+    if model.rivals(request.qos) >= room(model, now, lost_node=request.lost_node):
         return Standing.FULL
     return Standing.OPEN
 
 
 def room(model: ModelView, now: float, *, lost_node: bool = False) -> int:
-    """How many generations a node may have at a moment.
+    """How many generations a node may have at a moment, of those that are rivals of one more.
 
     One that has come back starts with half its lanes, so that a node that fails again at once fails
     few. A stream that lost its node has nowhere better to wait: it gets all of them.
@@ -107,7 +107,7 @@ def lacking(node: NodeView, request: PlacementRequest) -> str:
 def _full(model: ModelView, request: PlacementRequest, now: float) -> str:
     if not model.lanes_total:
         return "has no lanes"
-    if model.in_flight < room(model, now, lost_node=True):
+    if model.rivals(request.qos) < room(model, now, lost_node=True):
         left_s = model.cautious_until_s - now
         return (
             f"has come back and gets half its {model.lanes_total} lanes for {left_s:.0f} s more; "

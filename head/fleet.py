@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from bus.ids import GenerationId, ModelName, NodeIdentity, WorkerIncarnation
 from bus.messages.link import Heartbeat, NodeConfirm, NodeStatus
 from bus.messages.parts import HostStatus, ModelStatus
+from bus.qos import AGE_S, LOWEST_CLASS
 from head.candidates import room
 from head.effects import LinkKey
 from head.node_marks import NO_MARK, NodeMark
@@ -43,6 +44,7 @@ class Claim:
 
     model: ModelName
     at_s: float
+    qos: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,8 +73,9 @@ class Node:
     deaths: dict[ModelName, tuple[WorkerIncarnation, float]] = field(default_factory=dict)
     #: It came back and has to show first that it stays.
     cautious_until_s: float = -math.inf
-    #: How many claims each model has.
+    #: How many claims each model has, in all and by QoS class.
     counts: Counter[ModelName] = field(default_factory=Counter)
+    of_class: Counter[tuple[ModelName, int]] = field(default_factory=Counter)
     #: Lanes that became free since the last status, which counts them as used.
     freed: Counter[ModelName] = field(default_factory=Counter)
     #: What placement sees of each model; dropped by `changed`.
@@ -121,6 +124,7 @@ class Node:
         self.release(generation)
         self.claims[generation] = claim
         self.counts[claim.model] += 1
+        self.of_class[claim.model, claim.qos] += 1
         self.changed()
 
     def release(self, generation: GenerationId) -> None:
@@ -128,6 +132,7 @@ class Node:
         claim = self.claims.pop(generation, None)
         if claim is not None:
             self.counts[claim.model] -= 1
+            self.of_class[claim.model, claim.qos] -= 1
             self.freed[claim.model] += self._is_seen(claim)
             self.changed()
 
@@ -163,6 +168,7 @@ class Node:
             queued=status.queued,
             unseen=self._unseen(status.name),
             in_flight=self.counts[status.name],
+            of_class=tuple(self.of_class[status.name, qos] for qos in range(len(AGE_S))),
             sessions_placed=self.sessions_placed,
             kv_live_tokens=status.kv_live_tokens,
             kv_total_tokens=status.kv_total_tokens,
@@ -249,6 +255,7 @@ class Fleet:
         node.left = left
         node.claims.clear()
         node.counts.clear()
+        node.of_class.clear()
         node.changed()
         return node
 
@@ -287,18 +294,28 @@ class Fleet:
                 node.models[beat.model] = replace(status, worker_phase=beat.phase, steps=beat.steps)
 
     def claim(
-        self, identity: NodeIdentity, model: ModelName, generation: GenerationId, now: float
+        self,
+        identity: NodeIdentity,
+        model: ModelName,
+        generation: GenerationId,
+        now: float,
+        qos: int = LOWEST_CLASS,
     ) -> None:
         node = self._nodes[identity]
         node.sessions_placed += 1
-        self.reclaim(identity, model, generation, now)
+        self.reclaim(identity, model, generation, now, qos)
         self._placements_made += 1
 
     def reclaim(
-        self, identity: NodeIdentity, model: ModelName, generation: GenerationId, now: float
+        self,
+        identity: NodeIdentity,
+        model: ModelName,
+        generation: GenerationId,
+        now: float,
+        qos: int = LOWEST_CLASS,
     ) -> None:
         """Count a generation again that goes on over a new link."""
-        self._nodes[identity].claim(generation, Claim(model=model, at_s=now))
+        self._nodes[identity].claim(generation, Claim(model=model, at_s=now, qos=qos))
 
     def release(self, identity: NodeIdentity, generation: GenerationId) -> None:
         """End a claim; fine when the node's link is gone and took it along."""
@@ -348,14 +365,14 @@ class Fleet:
         ]
         return max(windows) if windows and all(windows) else 0
 
-    def has_room(self, model: ModelName, now: float) -> bool:
-        """Whether any node that serves the model has fewer generations than it may have."""
-        return any(_has_room(node.view(model), now) for node in self.nodes)
+    def has_room(self, model: ModelName, qos: int, now: float) -> bool:
+        """Whether any node that serves the model may take one more request of a class."""
+        return any(_has_room(node.view(model), qos, now) for node in self.nodes)
 
-    def has_room_on(self, identity: NodeIdentity, model: ModelName, now: float) -> bool:
-        """Whether this node has."""
+    def has_room_on(self, identity: NodeIdentity, model: ModelName, qos: int, now: float) -> bool:
+        """Whether this node may."""
         node = self._nodes.get(identity)
-        return node is not None and _has_room(node.view(model), now)
+        return node is not None and _has_room(node.view(model), qos, now)
 
     def snapshot(
         self,
@@ -404,11 +421,11 @@ class Fleet:
             self.on_worker_gone(node.identity, model)
 
 
-def _has_room(view: NodeView, now: float) -> bool:
+def _has_room(view: NodeView, qos: int, now: float) -> bool:
     model = view.serving
     if model is None or view.draining:
         return False
-    return model.in_flight < room(model, now, lost_node=True)
+    return model.rivals(qos) < room(model, now, lost_node=True)
 
 
 def _opens(node: Node, now: float) -> dict[ModelName, object]:

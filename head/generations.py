@@ -160,7 +160,7 @@ class Generations:
         answer = _answer(session)
         answer.stage = RUNNING
         self.running[generation] = session
-        self._fleet.claim(placed.node, session.model, generation, now)
+        self._fleet.claim(placed.node, session.model, generation, now, answer.qos)
         self._watch_budget(session, generation, now)
 
     def _plan(
@@ -227,7 +227,7 @@ class Generations:
         placed.link, placed.incarnation = node.link, node.incarnation
         generation = placed.protocol.generation
         if placed.protocol.is_generating and generation is not None:
-            self._fleet.reclaim(placed.node, session.model, generation, now)
+            self._fleet.reclaim(placed.node, session.model, generation, now, _answer(session).qos)
 
     def again(self, session: Session, placed: Placed, now: float) -> None:
         """Ask for the same generation again, which the node never began with."""

@@ -217,6 +217,6 @@ def _for_idle(snapshot: FleetSnapshot) -> FleetSnapshot:
         if model is None:
             return view
         in_flight = min(model.in_flight, model.lanes_total)
-        return replace(view, serving=replace(model, in_flight=in_flight))
+        return replace(view, serving=replace(model, in_flight=in_flight, of_class=()))
 
     return replace(snapshot, nodes=tuple(seen(view) for view in snapshot.nodes))

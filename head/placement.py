@@ -24,6 +24,7 @@ from bus.errors import (
     UnsupportedOnFleet,
 )
 from bus.ids import NodeIdentity
+from bus.qos import LOWEST_CLASS
 from head.candidates import LANES_AHEAD, Standing, by_standing, lacking, objection, standing
 from head.policies import (
     DEFAULT_OPTIONS,
@@ -280,7 +281,9 @@ _ERRORS = {ContextLengthExceeded: _too_long, UnsupportedOnFleet: _unsupported, N
 # --- claims -----------------------------------------------------------------------------------
 
 
-def with_claim(snapshot: FleetSnapshot, node: NodeIdentity) -> FleetSnapshot:
+def with_claim(
+    snapshot: FleetSnapshot, node: NodeIdentity, qos: int = LOWEST_CLASS
+) -> FleetSnapshot:
     """The snapshot after one more generation went to `node`, before any status counts it."""
 
     def claimed(view: NodeView) -> NodeView:
@@ -293,6 +296,7 @@ def with_claim(snapshot: FleetSnapshot, node: NodeIdentity) -> FleetSnapshot:
                 model,
                 unseen=model.unseen + 1,
                 in_flight=model.in_flight + 1,
+                of_class=tuple(n + (at == qos) for at, n in enumerate(model.of_class)),
                 sessions_placed=model.sessions_placed + 1,
             ),
         )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from bus.ids import ModelName, NodeIdentity, NumericsId
+from bus.qos import LOWEST_CLASS, MAY_PREEMPT
 
 #: No tokens, or requests, on any node.
 NOTHING: Mapping[NodeIdentity, int] = MappingProxyType({})
@@ -26,6 +27,7 @@ class ModelView:
         queued: generations waiting at the node.
         unseen: generations placed by the head that no status has counted yet.
         in_flight: all generations of the head on it now.
+        of_class: how many of them are of QoS class 0, 1, ...; empty: all count for every class.
         sessions_placed: sessions ever placed there by this head, for ties.
         kv_live_tokens, kv_total_tokens: live and possible KV tokens; total 0 is not known.
         decode_rate, prefill_rate: tokens/s of one lane while busy; 0 is not known.
@@ -40,6 +42,7 @@ class ModelView:
     queued: int = 0
     unseen: int = 0
     in_flight: int = 0
+    of_class: tuple[int, ...] = ()
     sessions_placed: int = 0
     kv_live_tokens: int = 0
     kv_total_tokens: int = 0
@@ -49,6 +52,12 @@ class ModelView:
     cautious_until_s: float = float("-inf")
     tokenizer_digest: int = 0
     numerics: NumericsId = NumericsId("")
+
+    def rivals(self, qos: int) -> int:
+        """Generations that a request of a class can not take a lane from."""
+        if qos > MAY_PREEMPT or not self.of_class:
+            return self.in_flight
+        return sum(self.of_class[: qos + 1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +80,7 @@ class PlacementRequest:
     """What is to be placed. `expected_tokens` is max_new, or what remains of it.
 
     Attributes:
+        qos: class, 0 to 3.
         needs: the capabilities that a node must have.
         cached: leading tokens of the prompt that nodes are believed to hold.
         passed_s: for how long it has left nodes alone that could have taken it, to wait for one
@@ -81,6 +91,7 @@ class PlacementRequest:
     model: ModelName
     prompt_tokens: int
     expected_tokens: int
+    qos: int = LOWEST_CLASS
     tokenizer_digest: int = 0
     prefer_numerics: NumericsId = NumericsId("")
     excluded: frozenset[NodeIdentity] = frozenset()

@@ -18,6 +18,7 @@ from bus.capabilities import BLOBS, SAMPLING
 from bus.errors import Expired, Internal, NodeLost, NoNode, SuperfluidError
 from bus.ids import ModelName, NodeIdentity, NumericsId, count_ids
 from bus.messages.api import QueuedEvent
+from bus.qos import LOWEST_CLASS, MAY_PREEMPT
 from bus.timers import Timers
 from head.affinity import Affinity, ContextOf
 from head.answers import QUEUED, Answer
@@ -200,6 +201,7 @@ class WaitingLine:
     def explain(self, request: PlacementRequest, qos: int, now: float) -> Explained:
         """Where a request would go that came now, and who would go before it."""
         policy, queue = self._policy.placement, self._queues.get(request.model)
+        request = replace(request, qos=qos)
         prefilling = self._affinity.prefilling(request.model)
         snapshot = self._fleet.snapshot(request.model, now, prefilling=prefilling)
         return Explained(
@@ -238,7 +240,10 @@ class WaitingLine:
     def _schedule_some(self, model: ModelName, queue: RequestQueue, now: float) -> bool:
         """Try the queue's next candidates; False when there is no room for any more."""
         awaited: Counter[NodeIdentity] = Counter()
+        full_from = LOWEST_CLASS + 1
         for entry in queue.candidates(LOOK_AHEAD + self._affinity.preferring):
+            if entry.qos >= full_from:
+                continue
             answer = self._book.get(entry.answer)
             if answer is None:
                 raise ValueError(f"answer {entry.answer} waits and is in no book")
@@ -255,8 +260,11 @@ class WaitingLine:
                 self.recheck(model, now + placement.wait_s)
             elif placement.fails is not None and not self._may_wait(answer, placement.fails, now):
                 self._refuse(answer, placement, now)
-            elif not self._fleet.has_room(model, now):
-                return False
+            elif not self._fleet.has_room(model, entry.qos, now):
+                # Those that may take lanes from others may still find some.
+                full_from = min(full_from, entry.qos, MAY_PREEMPT + 1)
+                if full_from == 0:
+                    return False
         return True
 
     def _refuse_hopeless(self, answer: Answer, now: float) -> None:
@@ -274,7 +282,7 @@ class WaitingLine:
         wanted = self._affinity.preference(answer.id)
         if wanted is None or now >= wanted.until_s:
             return None
-        if self._fleet.has_room_on(wanted.node, answer.model, now):
+        if self._fleet.has_room_on(wanted.node, answer.model, answer.qos, now):
             return None
         self.recheck(answer.model, wanted.until_s)
         return wanted.node
@@ -354,6 +362,7 @@ class WaitingLine:
             model=answer.model,
             prompt_tokens=answer.context_tokens,
             expected_tokens=answer.remaining,
+            qos=answer.qos,
             tokenizer_digest=answer.tokenizer_digest or self._texts.digest(answer.model),
             prefer_numerics=NumericsId(answer.numerics if answer.tokens else ""),
             excluded=frozenset(self._refusals(answer)) | self._avoided(answer),

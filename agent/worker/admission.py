@@ -11,13 +11,14 @@ in host memory.
 from __future__ import annotations
 
 from agent.worker.lanes import Lanes, lane_of
-from agent.worker.preemption import MAY_PREEMPT, make_safe, victim
+from agent.worker.preemption import make_safe, victim
 from agent.worker.priority import Rank, class_of, rank
 from agent.worker.reuse import Reuse, Source
-from agent.worker.sequence import LOWEST_CLASS, Sequence
+from agent.worker.sequence import Sequence
 from agent.worker.work import CopyPrefix, LaneOp, LoadLane
 from bus.errors import Internal
 from bus.ids import GenerationId
+from bus.qos import LOWEST_CLASS, MAY_PREEMPT
 
 #: While some wait and lanes are paused, how often to see whether one can be had.
 LOOK_AGAIN_S = 0.25

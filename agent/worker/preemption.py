@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable
 
 from agent.worker.priority import class_of
 from agent.worker.sequence import Sequence
+from bus.qos import MAY_PREEMPT
 
-#: Classes up to this one may take a lane from a running sequence.
-MAY_PREEMPT = 1
 #: A sequence that came back is safe until one of the two is over.
 SAFE_S = 2.0
 SAFE_TOKENS = 64

@@ -7,11 +7,9 @@ one that has waited for long goes before all shorter ones of its class.
 
 from __future__ import annotations
 
-from agent.worker.sequence import LOWEST_CLASS, Sequence
+from agent.worker.sequence import Sequence
+from bus.qos import AGE_S, LOWEST_CLASS
 
-#: Seconds of waiting after which a sequence of class 0 to 3 counts as class 0. The head's queue
-#: has the same, so that a request keeps its rank on its way.
-AGE_S = (0.0, 5.0, 20.0, 60.0)
 #: Shorter prompts pass a longer one of their class for so long.
 PASSED_S = 10.0
 

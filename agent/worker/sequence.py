@@ -25,9 +25,9 @@ from bus.errors import SuperfluidError
 from bus.ids import GenerationId, unpack_ids
 from bus.messages.parts import Finish, Usage
 from bus.messages.worker import Submit
+from bus.qos import LOWEST_CLASS
 
 #: Classes are 0 (interactive) to 3 (background); what lies above counts as the lowest.
-LOWEST_CLASS = 3
 #: More than any context has.
 ALL_TOKENS = 1 << 40
 

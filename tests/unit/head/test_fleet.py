@@ -80,9 +80,9 @@ def test_a_lane_that_became_free_since_the_status_counts_as_free(fleet: Fleet) -
 
 def test_room_ends_one_above_the_lanes(fleet: Fleet) -> None:
     for number in range(3):
-        assert fleet.has_room(TOY, 20.0)
+        assert fleet.has_room(TOY, 3, 20.0)
         fleet.claim(NODE, TOY, GenerationId(number), 20.0)
-    assert not fleet.has_room(TOY, 20.0)
+    assert not fleet.has_room(TOY, 3, 20.0)
 
 
 def test_link_that_ends_takes_the_claims_and_says_why(fleet: Fleet) -> None:

@@ -385,3 +385,23 @@ def test_a_node_is_chosen_or_every_node_has_its_reason(
         assert chosen.in_flight < (5 if chosen.cautious_until_s < NOW else 2)
         assert chosen.window_tokens in (0, 100, 4096)
         assert chosen.tokenizer_digest in (0, 7)
+
+
+FULL_OF_BACKGROUND = replace(IDLE, lanes_total=2, lanes_free=0, in_flight=3, of_class=(0, 0, 0, 3))
+
+
+@pytest.mark.parametrize(("qos", "finds_room"), [(0, True), (1, True), (2, False), (3, False)])
+def test_a_node_full_of_background_work_takes_those_that_may_preempt(
+    qos: int, finds_room: bool
+) -> None:
+    placed = load_aware(fleet(a=FULL_OF_BACKGROUND), replace(request(), qos=qos))
+    assert (placed.node is not None) is finds_room
+
+
+def test_a_node_takes_as_many_of_a_class_as_it_has_lanes_and_one() -> None:
+    interactive = replace(request(), qos=0)
+    nearly = replace(FULL_OF_BACKGROUND, in_flight=5, of_class=(2, 0, 0, 3))
+    assert load_aware(fleet(a=nearly), interactive).node == "a"
+    full = with_claim(fleet(a=nearly), NodeIdentity("a"), qos=0)
+    assert load_aware(full, interactive).node is None
+    assert load_aware(full, replace(interactive, qos=1)).node is None

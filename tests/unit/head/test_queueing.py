@@ -50,14 +50,40 @@ def test_a_request_that_waits_again_keeps_its_place() -> None:
     assert order(queue) == [1, 5, 6]
 
 
-def test_classes_go_in_order_until_one_has_waited_long_enough() -> None:
-    # Head starts 0, 5, 20, 60: due at 100, 105, 120, 160.
+def test_of_those_that_have_waited_long_one_gets_every_fourth_turn() -> None:
+    # Aged after 0, 5, 20, 60 s: at 100, 105, 120, 160.
     queue = queue_of(*(entry(qos, 100.0, qos=qos) for qos in (3, 2, 1, 0)))
     assert order(queue) == [0, 1, 2, 3]
-    queue.push(entry(10, 104.0))
-    queue.push(entry(11, 106.0))
-    queue.push(entry(12, 161.0))
-    assert order(queue) == [0, 10, 1, 11, 2, 3, 12]
+    for number in range(10, 19):
+        queue.push(entry(number, 101.0 + number))
+    # 1 is older than what is passed before it from 10 on, 2 from 19 on: nobody of class 0.
+    assert order(queue) == [0, 10, 11, 12, 1, 13, 14, 15, 16, 17, 18, 2, 3]
+    assert queue.would_wait_behind(0, 200.0) == 11
+    assert queue.would_wait_behind(3, 200.0) == 13
+
+
+def test_turns_of_those_that_have_waited_long_are_counted_as_requests_are_taken() -> None:
+    queue = queue_of(*(entry(number, 0.0, qos=3) for number in (1, 2)))
+    for number in range(10, 18):
+        queue.push(entry(number, 100.0))
+    taken = []
+    while len(queue):
+        taken.append(queue.candidates(1)[0].answer)
+        queue.take(taken[-1], 200.0)
+    assert taken == [10, 11, 12, 1, 13, 14, 15, 2, 16, 17]
+
+
+def test_a_long_queue_of_background_work_holds_up_no_interactive_request() -> None:
+    queue = queue_of(*(entry(number, float(number), qos=3) for number in range(1000)))
+    queue.push(entry(5000, 5000.0))
+    assert order(queue)[:2] == [5000, 0]
+
+
+def test_one_that_has_waited_long_and_finds_no_room_keeps_its_turn() -> None:
+    queue = queue_of(entry(1, 0.0, qos=3), *(entry(n, 100.0) for n in range(10, 20)))
+    for number in range(10, 16):
+        queue.take(number, 200.0)
+    assert order(queue)[:2] == [1, 16]
 
 
 def test_owners_of_a_class_share_by_tokens() -> None:
