@@ -46,6 +46,7 @@ help:
 	@echo "make odd-requests  10,000 odd requests, drawn from SEED=, against a live worker and a head"
 	@echo "make constraints   JSON Schemas of the public test suite against constrained output"
 	@echo "make bench-engine  tokens/s of the engine    make bench-fleet  the fleet against the engine"
+	@echo "make bench-fleet HEAD=1  the head alone, against nodes without models; QUICK=1: a tenth of it"
 	@echo "make bench-peers   build the runtimes for make bench-engine PEERS=1 to compare with"
 	@echo "make bench-gpu     check and measure a GPU in 8 minutes; results in GPU_JSON=$(GPU_JSON)"
 	@echo "make bench-bus     links against bare pyzmq  make bench-strangers  what attackers cost"
@@ -121,7 +122,7 @@ bench-gpu: $(STAMP_DEV)
 	@$(BIN)/python -m bench.gpu --device '$(DEVICE)' --json '$(GPU_JSON)'
 
 bench-fleet: $(STAMP_DEV)
-	$(BIN)/python -m bench.fleet
+	$(BIN)/python -m bench.fleet $(if $(HEAD),--head) $(if $(QUICK),--quick)
 
 bench-strangers: $(STAMP_DEV)
 	$(BIN)/python -m bench.strangers

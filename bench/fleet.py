@@ -7,6 +7,7 @@ program differ by up to a tenth in speed for as long as they live, by where thei
 lie; so the pairs are spread over several starts of both sides.
 
     python -m bench.fleet --pairs 15 --threads 2
+    python -m bench.fleet --head --quick
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench import head_alone
 from bench.cluster import Cluster, own_cpu_s
 from bench.models import add_model_option, open_model
 from bench.program import Program
@@ -162,6 +164,10 @@ def median_interval(ordered: list[float]) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="what the cluster costs over the bare engine")
+    parser.add_argument(
+        "--head", action="store_true", help="the head alone, against nodes without models"
+    )
+    parser.add_argument("--quick", action="store_true", help="of the head alone: a tenth of it")
     parser.add_argument("--pairs", type=int, default=18, help="interleaved pairs [default: 18]")
     parser.add_argument("--starts", type=int, default=6, help="of both sides [default: 6]")
     parser.add_argument(
@@ -172,6 +178,9 @@ def main() -> None:
     )
     add_model_option(parser)
     options = parser.parse_args()
+    if options.head:
+        head_alone.report(quick=options.quick)
+        return
     folder = open_model(options.model_folder)
     measured = Measured()
     starts = min(options.starts, options.pairs)
