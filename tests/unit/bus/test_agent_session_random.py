@@ -89,7 +89,9 @@ class Play:
                         self.head.hear(message)
                     case SubmitToWorker(submit=submit):
                         self.submit(submit)
-                    case ToWorker(message=message):
+                    case ToWorker(
+                        message=worker.Cancel() | worker.Pause() | worker.Resume() as message
+                    ):
                         self.worker.take(message)
         self.check()
 

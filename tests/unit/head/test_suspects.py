@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from bus.ids import WorkerIncarnation
+from bus.ids import NodeIdentity, WorkerIncarnation
 from head.suspects import CLEARED_AFTER_TOKENS, Suspect, Suspicion, blame
 
-WORKERS = (WorkerIncarnation(number) for number in itertools.count(1))
+NODE = NodeIdentity("n1")
+WORKERS = ((NODE, WorkerIncarnation(number)) for number in itertools.count(1))
 
 
 def died(*unproven: Suspicion, proven: tuple[Suspicion, ...] = ()) -> None:
@@ -59,9 +60,10 @@ def test_tokens_clear_it_of_everything() -> None:
 
 def test_request_that_the_worker_had_not_begun_with_is_excused_of_that_death_only() -> None:
     suspicion = Suspicion()
-    blame([Suspect(suspicion, False), Suspect(Suspicion(), False)], WorkerIncarnation(7))
-    suspicion.excuse(WorkerIncarnation(6))
+    blame([Suspect(suspicion, False), Suspect(Suspicion(), False)], (NODE, WorkerIncarnation(7)))
+    for other in ((NODE, WorkerIncarnation(6)), (NodeIdentity("n2"), WorkerIncarnation(7))):
+        suspicion.excuse(other)
     assert suspicion.deaths == 1
-    suspicion.excuse(WorkerIncarnation(7))
-    suspicion.excuse(WorkerIncarnation(7))
+    suspicion.excuse((NODE, WorkerIncarnation(7)))
+    suspicion.excuse((NODE, WorkerIncarnation(7)))
     assert suspicion.deaths == 0
