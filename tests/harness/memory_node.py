@@ -27,6 +27,7 @@ from bus.ids import NodeIdentity, PackedIds, SessionId, WorkerIncarnation
 from bus.link import LinkDown, LinkIdentity, LinkUp, MessageReceived
 from bus.messages.link import (
     SESSION_COMMANDS,
+    Declined,
     HeadConfirm,
     Heartbeat,
     SessionRevoke,
@@ -312,7 +313,7 @@ class NodeHost(Process):
         if not self.fleet.repeat or not isinstance(message, SESSION_COMMANDS):
             return
         if isinstance(message, SessionRevoke | SessionPark):
-            self._held_life[message.session] = self._held_life.get(message.session, 0) + 1
+            self._end_life(message.session)
         if rng.random() >= self.fleet.repeat:
             return
 
@@ -320,16 +321,21 @@ class NodeHost(Process):
 
         def again() -> None:
             is_there = self.core is core and (address, link_id) == (self._head, self._link_id)
-            # What was revoked since has no commands that could be given again.
+            # What was revoked or declined since has no commands that could be given again.
             if is_there and life == self._held_life.get(message.session, 0):
                 core.link_message(message, self.now())
 
         self.fleet.after(rng.random() * REPEAT_S, lambda: self.post(again))
 
+    def _end_life(self, session: SessionId) -> None:
+        self._held_life[session] = self._held_life.get(session, 0) + 1
+
     def _act(self, core: AgentCore, end: Dialer | Listener) -> None:
         while actions := core.actions():
             for action in actions:
                 if isinstance(action, SendToHead):
+                    if isinstance(action.message, Declined):
+                        self._end_life(action.message.session)
                     if self._head is not None:
                         end.send(self._head, action.message)
                 elif not isinstance(action, SendToWorker):
