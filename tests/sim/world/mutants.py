@@ -39,7 +39,7 @@ LINKS = (
         target="bus.frames:FrameOpener.check_counts",
         find="if phase == self._phase:",
         replace="if False:",
-        profiles=("lossy",),
+        profiles=("drips",),
     ),
     Mutant(
         name="no_dedup_of_frames",

@@ -158,7 +158,19 @@ PROFILES = (
         sessions=0.3,
     ),
 )
-BY_NAME = {profile.name: profile for profile in PROFILES}
+#: Frames are lost on links that live on, with little after them that would show it. Not drawn.
+DRIPS = Profile(
+    name="drips",
+    calls=(2, 4),
+    tokens=(2, 10),
+    bursts=(1,),
+    drop=(0.02, 0.05),
+    rekey_s=(3600.0,),
+    faults={"cut": 1},
+    fault_every_s=(30.0,),
+    faulty_s=(8.0, 14.0),
+)
+BY_NAME = {profile.name: profile for profile in (*PROFILES, DRIPS)}
 
 
 def choose(seed: int, name: str | None = None) -> Profile:
