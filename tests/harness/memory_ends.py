@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from bus.acceptor import Acceptor
+from bus.backoff import Backoff
 from bus.endpoint import Endpoint
 from bus.link import LinkDown, LinkEvent, LinkUp
 from tests.harness.memory_network import Connection, Network
@@ -17,11 +18,8 @@ from tests.harness.memory_network import Connection, Network
 if TYPE_CHECKING:
     from tests.harness.memory_fleet import MemoryFleet
 
-#: Bounds of the waits: between tries to connect, and after a link's end (as in dealer.py).
+#: Bounds of the waits between tries to connect, which libzmq makes.
 RECONNECT_S = (0.1, 0.3)
-FIRST_BACKOFF_S = 0.25
-MAX_BACKOFF_S = 5.0
-STEADY_S = 10.0
 
 #: What `take` gives: which link (an address), its id, and what happened.
 EndEvent = tuple[bytes, int, LinkEvent]
@@ -61,8 +59,7 @@ class Dialer:
         self._events: list[EndEvent] = []
         self._link_id = 0
         self._busy = False
-        self._backoff_s = FIRST_BACKOFF_S
-        self._up_since: float | None = None
+        self._backoff = Backoff(host.fleet.rng, self.endpoint.limits.handshake_s)
         self._hello_at: float | None = None
         self._not_before = 0.0
 
@@ -169,20 +166,15 @@ class Dialer:
         for event in self.endpoint.events():
             if isinstance(event, LinkUp):
                 self._link_id = self.endpoint.link_id or 0
-                self._up_since = self.host.now()
+                self._backoff.up(self.host.now())
             self._events.append((b"dialed", self._link_id, event))
             if isinstance(event, LinkDown):
-                self._wait_after_end()
+                self._wait_after_end(event.code)
                 if self.connection is not None:
                     self._hello_at = self._not_before
 
-    def _wait_after_end(self) -> None:
-        now = self.host.now()
-        if self._up_since is not None and now - self._up_since >= STEADY_S:
-            self._backoff_s = FIRST_BACKOFF_S
-        self._up_since = None
-        self._not_before = now + self.host.fleet.rng.uniform(0.0, self._backoff_s)
-        self._backoff_s = min(MAX_BACKOFF_S, 2 * self._backoff_s)
+    def _wait_after_end(self, code: str = "") -> None:
+        self._not_before = self._backoff.ended(self.host.now(), code)
 
 
 class Listener:
@@ -209,7 +201,8 @@ class Listener:
         """A frame under a return address."""
 
         def take() -> None:
-            self.acceptor.receive(address, frame, self.host.now())
+            host = self.host
+            self.acceptor.receive(address, frame, host.now(), peer_key=host.fleet.peer_key)
             self._collect()
 
         self.host.post(take)

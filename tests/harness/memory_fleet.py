@@ -97,6 +97,8 @@ class MemoryFleet:
         self.mark: Callable[[GenerationId], int] = lambda _: 0
         #: The share of commands that nodes are given twice.
         self.repeat = 0.0
+        #: Where all connections come from, as far as an acceptor can tell; None: each by itself.
+        self.peer_key: bytes | None = None
         #: Rate and offset of the head's clock.
         self.head_clock = (1.0, 0.0)
         self.streams: dict[bytes, Stream] = {}
