@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
-from tests.harness.cost_fleet import DECODE_RATE, LANES, PREFILL_RATE, CostFleet
+from tests.harness.cost_fleet import CostFleet
+from tests.harness.cost_node import DECODE_RATE, LANES, PREFILL_RATE
 
 #: What a node of speed 1 serves in a second, of requests with 64 tokens to compute and 40 to make.
 HOT_RATE = 1 / (64 / PREFILL_RATE + 40 / (DECODE_RATE / 1.15) / LANES)
