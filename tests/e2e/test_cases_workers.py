@@ -163,7 +163,9 @@ def test_l5_prefill_is_seen_at_the_head_as_progress() -> None:
 
         wait_for(lambda: progress()[0] == "idle", "idle at first")
         calls = [
-            made.client.generate(made.model, [byte] * 3000, max_new=1) for byte in range(40, 52)
+            # An interactive prompt that is alone would be read in longer chunks.
+            made.client.generate(made.model, [byte] * 3000, max_new=1, qos="completion")
+            for byte in range(40, 52)
         ]
         shown: list[tuple[str, int]] = []
         while not calls[-1].done:

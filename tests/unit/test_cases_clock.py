@@ -21,11 +21,15 @@ FOR_PEOPLE = {
     "bus/admission.py": {"datetime.datetime", "datetime.UTC"},
     "bus/log.py": {"datetime.fromtimestamp"},
     "bus/process_info.py": {"time.time"},
+    "head/backups.py": {"datetime.fromtimestamp"},
+    "head/cli/backup.py": {"time.time"},
     "head/cli/keys.py": {"time.time"},
     "head/cli/nodes.py": {"time.time"},
     "head/links.py": {"time.time"},
     "head/server.py": {"time.time"},
     "head/schema.py": {"time.time"},
+    "head/store_care.py": {"time.time"},
+    "head/store_restore.py": {"datetime.fromtimestamp"},
     "head/text/templates.py": {"datetime.now"},
 }
 #: How long work took, by clocks that nobody sets: told, counted as busy time, or held to a limit.
@@ -35,6 +39,7 @@ MEASURED = {
     "agent/worker/grammar.py": {"time.thread_time"},
     "agent/worker/model_runner.py": {"time.perf_counter", "time.process_time"},
     "bus/text/constraints.py": {"time.thread_time"},
+    "head/store.py": {"time.monotonic"},
 }
 SETTABLE = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
 #: What limits a rate, or how often a line is written; none of it takes wall time.
