@@ -123,8 +123,23 @@ def by_standing(
     open_now: list[NodeView] = []
     full: list[NodeView] = []
     seen: set[Standing] = set()
-    now = snapshot.now_s
+    now, prompt, digest = snapshot.now_s, request.prompt_tokens, request.tokenizer_digest
+    asks_nothing = not request.needs and not request.excluded
     for node in snapshot.nodes:
+        model = node.serving
+        # What `standing` would say of most nodes, without the call: half of its time.
+        if (
+            asks_nothing
+            and model is not None
+            and model.in_flight < model.lanes_total
+            and now >= model.cautious_until_s
+            and not prompt > model.window_tokens > 0
+            and (model.tokenizer_digest == digest or not (model.tokenizer_digest and digest))
+            and node.up
+            and not node.draining
+        ):
+            open_now.append(node)
+            continue
         found = standing(node, request, now)
         if found is Standing.OPEN:
             open_now.append(node)

@@ -146,14 +146,15 @@ def _soonest(candidates: Sequence[NodeView], case: Case) -> NodeView:
     limit_ms = soonest_ms * (1.0 + case.options.alike_pct / 100.0)
     held = case.request.cached
     least = held.get(candidates[estimates.index(soonest_ms)].identity, 0) if held else 0
-    best, lanes = candidates[0], math.inf
+    best, calmest = candidates[0], (math.inf, 0, 0, candidates[0].identity)
     for node, whole_ms in zip(candidates, estimates, strict=True):
-        if whole_ms <= limit_ms and not (least and held.get(node.identity, 0) < least):
-            theirs = _share(node)
-            if theirs < lanes or (
-                theirs == lanes and _calmness(node, case) < _calmness(best, case)
-            ):
-                best, lanes = node, theirs
+        if (
+            whole_ms <= limit_ms
+            and not (least and held.get(node.identity, 0) < least)
+            and _share(node) <= calmest[0]
+            and (calmness := _calmness(node, case)) < calmest
+        ):
+            best, calmest = node, calmness
     return best
 
 

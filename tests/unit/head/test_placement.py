@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from bus.errors import ContextLengthExceeded, Invalid, NoNode, UnsupportedOnFleet
 from bus.ids import ModelName, NodeIdentity, NumericsId
+from head.candidates import Standing, by_standing, standing
 from head.placement import POLICIES, Placement, place, with_claim
 from head.policies import DEFAULT_OPTIONS, Case, Rates, estimate_ms
 from head.snapshot import FleetSnapshot, ModelView, NodeView, PlacementRequest
@@ -405,3 +406,47 @@ def test_a_node_takes_as_many_of_a_class_as_it_has_lanes_and_one() -> None:
     full = with_claim(fleet(a=nearly), NodeIdentity("a"), qos=0)
     assert load_aware(full, interactive).node is None
     assert load_aware(full, replace(interactive, qos=1)).node is None
+
+
+# --- candidates -------------------------------------------------------------------------------
+
+_MODELS = st.builds(
+    ModelView,
+    window_tokens=st.sampled_from([0, 99, 100, 4096]),
+    lanes_total=st.integers(0, 2),
+    in_flight=st.integers(0, 4),
+    of_class=st.sampled_from([(), (1, 0, 0, 0), (0, 0, 2, 2)]),
+    cautious_until_s=st.sampled_from([NOW - 1.0, NOW, NOW + 1.0]),
+    tokenizer_digest=st.sampled_from([0, 7, 8]),
+)
+_NODES = st.builds(
+    NodeView,
+    identity=st.sampled_from([A, B, C]),
+    up=st.booleans(),
+    draining=st.booleans(),
+    capabilities=st.sampled_from([(), ("blobs",)]),
+    serving=st.none() | _MODELS,
+)
+_REQUESTS = st.builds(
+    PlacementRequest,
+    model=st.just(ModelName("m")),
+    prompt_tokens=st.just(100),
+    expected_tokens=st.just(1),
+    qos=st.integers(0, 3),
+    tokenizer_digest=st.sampled_from([0, 7]),
+    excluded=st.sampled_from([frozenset[NodeIdentity](), frozenset({A})]),
+    needs=st.sampled_from([(), ("blobs",)]),
+    lost_node=st.booleans(),
+)
+
+
+@given(st.lists(_NODES, max_size=8), _REQUESTS)
+def test_nodes_are_sorted_by_how_far_each_comes(
+    nodes: list[NodeView], asked: PlacementRequest
+) -> None:
+    far = [standing(node, asked, NOW) for node in nodes]
+    at = dict(zip(map(id, nodes), far, strict=True))
+    open_now, full, seen = by_standing(FleetSnapshot(nodes=tuple(nodes), now_s=NOW), asked)
+    assert [id(node) for node in open_now] == [n for n in at if at[n] is Standing.OPEN]
+    assert [id(node) for node in full] == [n for n in at if at[n] is Standing.FULL]
+    assert seen == set(far) - {Standing.OPEN}
