@@ -16,6 +16,8 @@ PEERS ?=
 ROUNDS ?= $(if $(PEERS),15,5)
 SUSTAIN ?= $(if $(PEERS),10,0)
 JOBS ?=
+# make bench-fleet: SIM=1 simulates large fleets instead.
+SIM ?=
 # make chaos: minutes of strikes, and how often the fleet is ended in some way afterwards.
 MINUTES ?= 5
 ENDS ?= 100
@@ -47,6 +49,7 @@ help:
 	@echo "make constraints   JSON Schemas of the public test suite against constrained output"
 	@echo "make bench-engine  tokens/s of the engine    make bench-fleet  the fleet against the engine"
 	@echo "make bench-fleet HEAD=1  the head alone, against nodes without models; QUICK=1: a tenth of it"
+	@echo "make bench-fleet SIM=1   placement in simulated fleets of 64 to 1,000 nodes, some minutes"
 	@echo "make bench-peers   build the runtimes for make bench-engine PEERS=1 to compare with"
 	@echo "make bench-gpu     check and measure a GPU in 8 minutes; results in GPU_JSON=$(GPU_JSON)"
 	@echo "make bench-bus     links against bare pyzmq  make bench-strangers  what attackers cost"
@@ -122,7 +125,7 @@ bench-gpu: $(STAMP_DEV)
 	@$(BIN)/python -m bench.gpu --device '$(DEVICE)' --json '$(GPU_JSON)'
 
 bench-fleet: $(STAMP_DEV)
-	$(BIN)/python -m bench.fleet $(if $(HEAD),--head) $(if $(QUICK),--quick)
+	$(BIN)/python -m bench.fleet $(if $(HEAD),--head) $(if $(QUICK),--quick) $(if $(SIM),--sim)
 
 bench-strangers: $(STAMP_DEV)
 	$(BIN)/python -m bench.strangers

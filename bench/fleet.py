@@ -8,6 +8,7 @@ lie; so the pairs are spread over several starts of both sides.
 
     python -m bench.fleet --pairs 15 --threads 2
     python -m bench.fleet --head --quick
+    python -m bench.fleet --sim
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import head_alone
+from bench import fleet_sim, head_alone
 from bench.cluster import Cluster, own_cpu_s
 from bench.models import add_model_option, open_model
 from bench.program import Program
@@ -176,8 +177,12 @@ def main() -> None:
         default=len(os.sched_getaffinity(0)),
         help="engine threads on both sides [default: all processors]",
     )
+    parser.add_argument("--sim", action="store_true", help="simulate large fleets instead")
     add_model_option(parser)
     options = parser.parse_args()
+    if options.sim:
+        fleet_sim.main()
+        return
     if options.head:
         head_alone.report(quick=options.quick)
         return

@@ -66,6 +66,10 @@ class CostFleet:
             due += chance.expovariate(rate)
             tokens, max_new = ask(chance)
             self.at(due, partial(self.request, number, tokens, max_new))
+        self.run(requests)
+
+    def run(self, requests: int) -> None:
+        """Let time pass until so many requests have ended."""
         while len(self.end_s) < requests:
             self._step()
 
