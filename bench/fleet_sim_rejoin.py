@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from statistics import median
 
+from bus.ids import NodeIdentity
 from tests.harness.memory_fleet import MemoryFleet, Stream
 
 #: How long the head is away.
@@ -76,7 +77,7 @@ class Rejoin:
     def _all_up(self) -> bool:
         head = self._fleet.head
         return head is not None and all(
-            (known := head.core.fleet.get(node.name)) is not None and known.up
+            (known := head.core.fleet.get(NodeIdentity(node.name))) is not None and known.up
             for node in self._fleet.nodes
         )
 
@@ -89,7 +90,9 @@ def _goes_on(stream: Stream, had: int) -> bool:
 
 def rejoin(nodes: int, seeds: tuple[int, ...]) -> dict[str, float]:
     """The longest of both ways to lose the head, of each the median over all seeds."""
-    cut_s, killed_s, cpu_s = [], [], []
+    cut_s: list[float] = []
+    killed_s: list[float] = []
+    cpu_s: list[float] = []
     for seed in seeds:
         cut_s.append(_timed(Rejoin(nodes, seed).cut, cpu_s))
         killed_s.append(_timed(Rejoin(nodes, seed).kill_head, cpu_s))
