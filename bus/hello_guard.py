@@ -72,5 +72,7 @@ class HelloGuard:
         """A peer's link is up, which proves its key: what is older is refused from now on."""
         mark = (peer.incarnation, peer.hello_counter)
         self._linked[peer.public] = max(self._linked.pop(peer.public, _NONE), mark)
+        # The mark refuses it from now on.
+        self._hellos.pop(peer.hello, None)
         while len(self._linked) > MAX_KEYS:
             self._linked.popitem(last=False)

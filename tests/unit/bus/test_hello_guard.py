@@ -70,6 +70,18 @@ def test_what_a_hello_guard_remembers_is_bounded() -> None:
     for number in range(hello_guard.MAX_HELLOS + 5):
         other = replace(hello(number), public=number.to_bytes(32, "big"))
         guard.check(other)
-        guard.linked(other)
+        guard.linked(replace(other, hello=b""))
     assert len(guard._hellos) == hello_guard.MAX_HELLOS
     assert len(guard._linked) == hello_guard.MAX_KEYS
+
+
+def test_a_hello_that_made_a_link_takes_no_memory_of_its_own() -> None:
+    """The key's mark refuses it; a node that links for ever must not fill the memory of Hellos."""
+    guard = HelloGuard(lambda _: None)
+    for number in range(100):
+        guard.check(hello(number))
+        guard.linked(hello(number))
+    assert not guard._hellos
+    for number in range(100):
+        with pytest.raises(HandshakeRefused, match="3, 99 was linked"):
+            guard.check(hello(number))
