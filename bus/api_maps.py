@@ -11,6 +11,8 @@ from bus.fields import FieldError
 from bus.struct_codec import StructCodec
 
 M = TypeVar("M")
+#: What travels as it is.
+_PLAIN = frozenset({bool, int, float, str, bytes})
 
 
 def from_map(cls: type[M], values: Mapping[str, Any]) -> M:
@@ -29,11 +31,14 @@ def from_map(cls: type[M], values: Mapping[str, Any]) -> M:
 
 def to_map(value: object) -> dict[str, Any]:
     """A struct as an API map, nested ones too; fields that are None are left out."""
+    return {
+        name: field if type(field) in _PLAIN else _plain(field)
+        for name in StructCodec.of(type(value)).names
+        if (field := getattr(value, name)) is not None
+    }
 
-    def plain(item: Any) -> Any:
-        if type(item) is tuple:
-            return [plain(part) for part in item]
-        return to_map(item) if dataclasses.is_dataclass(item) else item
 
-    names = StructCodec.of(type(value)).names
-    return {name: plain(v) for name in names if (v := getattr(value, name)) is not None}
+def _plain(item: Any) -> Any:
+    if type(item) is tuple:
+        return [part if type(part) in _PLAIN else _plain(part) for part in item]
+    return to_map(item) if dataclasses.is_dataclass(item) else item

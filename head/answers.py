@@ -23,7 +23,7 @@ from bus.ids import (
     count_ids,
     unpack_ids,
 )
-from bus.messages.api import MAX_CREDIT, AnswerUsage, EndBody, Timing, TokenEvent, error_body
+from bus.messages.api import MAX_CREDIT, AnswerUsage, EndBody, Timing, error_body
 from bus.messages.parts import BlobRef
 from bus.messages.sampling import SamplingParams
 from bus.text.stops import AnswerText
@@ -261,7 +261,14 @@ class Subscription:
         end = self.offset + max(EVENT_ENTRIES // max(sampling.logprobs, 1), 1)
         fresh = answer.tokens[self.offset : end]
         text = self._reader(texts).push(fresh)
-        event = to_map(TokenEvent(offset=self.offset, tokens=tuple(fresh), text=text))
+        # As `to_map` makes it of a `TokenEvent`, for a fifth of the time.
+        event: dict[str, Any] = {
+            "offset": self.offset,
+            "tokens": fresh.tolist(),
+            "text": text,
+            "index": 0,
+            "type": "token",
+        }
         if size := sampling.record_bytes:
             records = bytes(answer.logprobs[size * self.offset : size * end])
             others = sampling.logprobs - 1
@@ -304,10 +311,9 @@ def until_stop(answer: Answer, ids: PackedIds, texts: TextDesk) -> tuple[int, st
     The node looks for stops too, to end in time; what the caller sees is what is found here. While
     the head does not know the model's tokenizer, all tokens belong to the answer.
     """
-    count = count_ids(ids)
-    known = texts.vocabulary_size(answer.model, answer.tokenizer_digest)
-    if not answer.sampling.stop or not known:
-        return count, ""
+    stops = answer.sampling.stop
+    if not stops or not texts.vocabulary_size(answer.model, answer.tokenizer_digest):
+        return count_ids(ids), ""
     if answer.reader is None:
         answer.reader = answer_text(answer, texts)
     reader = answer.reader

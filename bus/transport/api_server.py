@@ -17,7 +17,7 @@ from bus.messages.api import MAX_FRAMES
 from bus.transport import clock
 from bus.transport.addresses import Binding, shared_context
 from bus.transport.connections import ConnectionTable
-from bus.transport.link_options import reap_dead_connections
+from bus.transport.link_options import LAST, MORE, reap_dead_connections
 from bus.transport.loop import Loop
 from bus.transport.monitor import SocketMonitor, source_fd
 
@@ -194,7 +194,10 @@ class ApiServer:
 
     def _try_send(self, client: bytes, frames: Sequence[bytes]) -> bool:
         try:
-            self._router.send_multipart([client, *frames], zmq.NOBLOCK)
+            self._router.send(client, MORE)
+            for frame in frames[:-1]:
+                self._router.send(frame, MORE)
+            self._router.send(frames[-1], LAST)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:

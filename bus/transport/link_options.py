@@ -19,6 +19,10 @@ GOODBYE_LINGER_MS = 500
 RECONNECT_MS = (100, 300)
 #: A refused frame is tried again after this; a ROUTER can not wait for one peer.
 RETRY_S = 0.005
+#: Flags of a send that does not wait, of a part that others follow and of the last: as plain
+#: numbers, since `|` of two enums takes as long as half a send.
+MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
+LAST = int(zmq.NOBLOCK)
 
 
 def configure_link_socket(socket: zmq.Socket[bytes]) -> None:

@@ -17,13 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 
-import zmq
-
 from bus.closing import Closing
 from bus.transport import clock
-
-Source = zmq.Socket[bytes] | int
-"""A zmq socket, or a file descriptor."""
+from bus.transport.source_poll import Source, SourcePoll
 
 #: A turn reads for at most this long; then timers get their turn even under a flood.
 READ_BUDGET_S = 0.1
@@ -54,7 +50,7 @@ class Loop(Closing):
 
     def __init__(self, now: Callable[[], float] = clock.now) -> None:
         self._now = now
-        self._poller = zmq.Poller()
+        self._poll = SourcePoll()
         self._readers: dict[Source, Callable[[], None]] = {}
         self._resting: dict[Source, float] = {}
         self._timers: list[_TimerSource] = []
@@ -77,19 +73,19 @@ class Loop(Closing):
         never wait, and must take it calmly when there is nothing to read.
         """
         self._readers[source] = callback
-        self._poller.register(source, zmq.POLLIN)
+        self._poll.add(source)
 
     def remove_reader(self, source: Source) -> None:
         """Forget `source`. Call it before closing the socket or descriptor."""
         rests = self._resting.pop(source, None) is not None
         if self._readers.pop(source, None) is not None and not rests:
-            self._poller.unregister(source)
+            self._poll.remove(source)
 
     def rest(self, source: Source, seconds: float) -> None:
         """Do not look at `source` for so long, so that much of little worth is read at one go."""
         if source in self._readers and source not in self._resting:
             self._resting[source] = self._now() + seconds
-            self._poller.unregister(source)
+            self._poll.remove(source)
 
     def add_timer_source(
         self,
@@ -186,7 +182,7 @@ class Loop(Closing):
             self._event_fd = -1
         self._readers.clear()
         self._resting.clear()
-        self._poller = zmq.Poller()
+        self._poll = SourcePoll()
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -200,25 +196,25 @@ class Loop(Closing):
         rested = [source for source, until in self._resting.items() if until <= now]
         for source in rested:
             del self._resting[source]
-            self._poller.register(source, zmq.POLLIN)
+            self._poll.add(source)
         return bool(rested)
 
     def _read(self, wait_s: float, *, all_of_it: bool = False) -> None:
         # Rounded up: waking a fraction of a millisecond early would spin until the time has come.
-        ready = self._poller.poll(math.ceil(wait_s * 1000))
+        ready = self._poll.wait(math.ceil(wait_s * 1000))
         if self._resting and self._end_rests():
-            ready = self._poller.poll(0)
+            ready = self._poll.wait(0)
         until = self._now() + READ_BUDGET_S
         self._read_enough = False
         while ready:
-            for source, _ in ready:
+            for source in ready:
                 # A callback before it may have removed this one.
                 callback = self._readers.get(source)
                 if callback is not None:
                     callback()
             if (self._read_enough and not all_of_it) or self._now() >= until:
                 return
-            ready = self._poller.poll(0)
+            ready = self._poll.wait(0)
 
     def _fire_timers(self) -> None:
         for timer in list(self._timers):

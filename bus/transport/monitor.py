@@ -15,6 +15,8 @@ from enum import Enum
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from bus.transport.source_poll import is_readable
+
 #: A monitor's default address carries the descriptor number, which is used again while the old
 #: address may still be bound (`Address already in use`).
 _numbers = itertools.count(1)
@@ -104,12 +106,8 @@ class SocketMonitor:
     def drain(self) -> list[ConnectionEvent]:
         """Everything that happened since the last call, oldest first."""
         found: list[ConnectionEvent] = []
-        while not self._events.closed:
-            try:
-                parts = self._events.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            parsed = parse_monitor_message(parts)
+        while not self._events.closed and is_readable(self._events):
+            parsed = parse_monitor_message(self._events.recv_multipart(zmq.NOBLOCK))
             happening = _KNOWN.get(int(parsed["event"]))
             if happening is not None:
                 found.append(ConnectionEvent(happening, int(parsed["value"])))

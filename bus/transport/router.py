@@ -18,7 +18,7 @@ from bus.link import LinkEvent, PeerRefused
 from bus.transport import clock
 from bus.transport.addresses import Binding, shared_context
 from bus.transport.connections import ConnectionTable
-from bus.transport.link_options import GOODBYE_LINGER_MS, configure_router
+from bus.transport.link_options import GOODBYE_LINGER_MS, LAST, MORE, configure_router
 from bus.transport.loop import Loop
 from bus.transport.monitor import (
     SocketMonitor,
@@ -241,7 +241,8 @@ class RouterLinks:
 
     def _send_frame(self, address: bytes, frame: bytes, now: float) -> None:
         try:
-            self._router.send_multipart([address, frame], zmq.NOBLOCK)
+            self._router.send(address, MORE)
+            self._router.send(frame, LAST)
         except zmq.Again:
             self.acceptor.frame_refused(address, now)
         except zmq.ZMQError as error:

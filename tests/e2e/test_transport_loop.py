@@ -251,3 +251,37 @@ def test_a_source_that_rests_is_read_at_one_go_when_its_rest_is_over(
     left.send(b"3")
     loop.turn(0.0)
     assert len(seen) == 3
+
+
+@pytest.mark.parametrize("kind", [zmq.PULL, zmq.DEALER])
+def test_a_reader_that_takes_one_message_a_call_gets_all_that_lie_there(
+    loop: Loop, kind: int
+) -> None:
+    """Also those that came before the loop looked, and those that came while the socket rested."""
+    with (
+        zmq.Context[zmq.Socket[bytes]]() as context,
+        context.socket(kind) as reader,
+        context.socket(zmq.PUSH if kind == zmq.PULL else zmq.DEALER) as writer,
+    ):
+        reader.linger = writer.linger = 0
+        reader.bind("inproc://one-by-one")
+        writer.connect("inproc://one-by-one")
+        for number in range(3):
+            writer.send(b"%d" % number)
+        assert reader.recv() == b"0"
+        got: list[bytes] = []
+        loop.add_reader(reader, lambda: got.append(reader.recv()))
+        loop.turn(1.0)
+        assert got == [b"1", b"2"]
+        writer.send(b"3")
+        loop.turn(1.0)
+        loop.rest(reader, 0.01)
+        writer.send(b"4")
+        until = clock.now() + 5.0
+        while len(got) < 4 and clock.now() < until:
+            loop.turn(0.05)
+        assert got == [b"1", b"2", b"3", b"4"]
+        loop.remove_reader(reader)
+        writer.send(b"5")
+        loop.turn(0.0)
+        assert len(got) == 4

@@ -36,3 +36,11 @@ def test_structs_inside_api_maps_are_maps_there_and_back() -> None:
         with pytest.raises(Invalid) as caught:
             from_map(Outer, values)
         assert caught.value.param == param
+
+
+def test_what_is_none_is_left_out_and_what_is_false_is_not() -> None:
+    assert to_map(Outer(more=(Inner(number=0),), anything=0)) == {
+        "more": [{"number": 0}],
+        "anything": 0,
+    }
+    assert to_map(Outer(anything=("a", b"b"))) == {"more": [], "anything": ["a", b"b"]}

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from bus.api_maps import to_map
 from bus.errors import StoreCorrupt
 from bus.ids import CommandId, Epoch, GenerationId, NodeIdentity, SessionId
-from bus.messages.api import MARK, encode_body
+from bus.messages.api import MARK, TokenEvent, encode_body
 from bus.messages.link import (
     AppendContent,
     Declined,
@@ -398,3 +399,12 @@ def test_model_folder_that_goes_while_its_text_is_encoded_ends_that_request(benc
     bench.settle()
     assert bench.replies[-1]["error"]["code"] == "not_found"
     assert bench.replies[-1]["id"] == b"r"
+
+
+def test_a_token_event_has_the_keys_that_its_struct_has(bench: Bench) -> None:
+    bench.node(1)
+    request = bench.ask()
+    bench.hear(1, run(request, 0, 104, 105))
+    event = bench.events("token")[-1]
+    struct = to_map(TokenEvent(offset=0, tokens=(104, 105), text=event["text"]))
+    assert event == {"id": b"r", "kind": "event", **struct}
