@@ -245,7 +245,7 @@ EVENTS = (
         name="tokens_after_a_stop_are_kept",
         target="head.answers:until_stop",
         find="return kept, reader.stop",
-        replace="return count, reader.stop",
+        replace="return count_ids(ids), reader.stop",
         profiles=("calm", "crowd"),
     ),
     Mutant(
