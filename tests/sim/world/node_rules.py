@@ -82,6 +82,12 @@ class NodeRules:
         acknowledged = self._record.acknowledged
         acknowledged[generation] = max(committed, acknowledged.get(generation, 0))
 
+    def head_died(self) -> None:
+        """What it heard of runs that it had not replaced on disk is known to nobody."""
+        for answer in self._record.answers.values():
+            if answer.latest is not None and answer.finish is None:
+                answer.latest.declined = False
+
     def head_took(self, node: str, message: object, now: float) -> None:
         match message:
             case Lost() | Declined():

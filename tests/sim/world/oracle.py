@@ -99,6 +99,7 @@ class Oracle(Observer):
         for name in self._node_of.values():
             self._unlinked(self.record.node(name))
         self._node_of.clear()
+        self.nodes.head_died()
         self.look_at_service()
         if self.callers is not None:
             self.callers.head_died()
