@@ -45,6 +45,8 @@ RUN_TOKENS, SHORT_RUN_TOKENS = 16, 2
 IDLE_NODES = 100
 #: The head looks every 10 s for what is past its retention.
 PURGED_AFTER_S = 12.0
+#: Until then the head's memory grows to what the work takes at all.
+WARM_RECONNECTS, WARM_REQUESTS = 2_400, 20_000
 SILENCE_LIMIT_S = 60.0
 
 
@@ -153,7 +155,7 @@ class Bench:
 
     def reconnect_growth_mb(self, count: int) -> float:
         """Memory that 10,000 reconnects take and do not give back."""
-        self._do("reconnect", count=count // 4)
+        self._do("reconnect", count=WARM_RECONNECTS)
         before = self._settled_mb()
         self._do("reconnect", count=count)
         return (self._settled_mb() - before) * 10_000 / count
@@ -161,7 +163,7 @@ class Bench:
     def request_growth_mb(self, count: int) -> float:
         """Memory that 10,000 requests take and do not give back."""
         self._link(NODES, 1)
-        self._load.run(count // 4, NODES * LANES, 1)
+        self._load.run(WARM_REQUESTS, NODES * LANES, 1)
         before = self._settled_mb()
         self._load.run(count, NODES * LANES, 1)
         growth_mb = self._settled_mb() - before
