@@ -42,6 +42,8 @@ class FaultCluster(Cluster):
                 "SUPERFLUID_WORKER_KV_BYTES": str(8 << 20),
                 "SUPERFLUID_TEXT_PROCESSES": "1",
                 "SUPERFLUID_PLACEMENT_POLICY": "round-robin",
+                # Requests go to both agents in turn, also to one whose link has just come back.
+                "SUPERFLUID_PLACEMENT_RETURN_S": "0",
                 "SUPERFLUID_LOG_JSON": "true",
                 **settings,
             },
