@@ -7,6 +7,7 @@ when models are loaded or unloaded beside it.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 from collections.abc import Iterable, Mapping
@@ -28,6 +29,16 @@ from bus.transport.loop import Loop
 from bus.transport.pool import ChildExited, ChildMessage, ChildStarted, PoolEvent, ProcessPool
 
 MODULE = "agent.worker"
+#: Of an agent's name in the names of its pipes; bus/state.py leaves room for so much.
+_PIPE_NAME_BYTES = 8
+
+
+def pipe_name(agent: str) -> str:
+    """An agent's name as its pipes have it: itself when it is short, else its digest."""
+    data = agent.encode()
+    if len(data) <= _PIPE_NAME_BYTES:
+        return agent
+    return hashlib.blake2b(data, digest_size=_PIPE_NAME_BYTES // 2).hexdigest()
 
 
 class Workers:
@@ -58,7 +69,7 @@ class Workers:
     ) -> None:
         self._core = core
         self._log = log
-        self._name = name
+        self._pipe_name = pipe_name(name)
         self._park_folder = park_folder
         self._section = section
         self._agents_here = agents_here
@@ -110,7 +121,7 @@ class Workers:
 
     def _add(self, model: ModelName, folder: Path) -> None:
         # A number that was not used before: what a former slot left behind is not taken for its.
-        slot = f"{self._name}.{next(self._numbers)}"
+        slot = f"{self._pipe_name}.{next(self._numbers)}"
         self._slots[model], self._models[slot] = slot, model
         self._folders[model] = folder
         self._watches[model] = WorkerWatch(self._section.watch_policy())

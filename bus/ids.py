@@ -73,6 +73,11 @@ def slice_ids(packed: bytes, start: int, stop: int | None = None) -> PackedIds:
     return PackedIds(packed[4 * start : None if stop is None else 4 * stop])
 
 
+def incarnation_name(incarnation: WorkerIncarnation) -> str:
+    """A worker incarnation as files are named by it: boot number and counter, in hexadecimal."""
+    return f"{incarnation >> COUNTER_BITS:x}.{incarnation & U32_MAX:x}"
+
+
 class BootCounter:
     """Numbers that never repeat: boot number above, counter below.
 

@@ -27,9 +27,9 @@ from bus.errors import StartError
 from bus.file_lock import FileLock, LockHeld
 
 VARIABLE = "SUPERFLUID_STATE"
-#: A socket's path has at most 107 bytes (unix(7)). This leaves 26 for names such as
-#: `node-1-0-300000001-out.sock` and for supervisord, which binds `supervisor.sock.<pid>` first.
-MAX_RUN_PATH_BYTES = 80
+#: A socket's path has at most 107 bytes (unix(7)). This leaves 28 for names of children's pipes
+#: such as `text-1-ffffffff.ff-out.sock`; supervisord's `supervisor.sock.<pid>` is shorter.
+MAX_RUN_PATH_BYTES = 78
 HEAD_FILE = "head.json"
 _RUN_RECORD = "run.path"
 #: These hold what others must not reach; model folders and logs are the user's to open up.

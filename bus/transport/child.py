@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bus.ids import WorkerIncarnation
+from bus.ids import WorkerIncarnation, incarnation_name
 from bus.transport.monitor import Happening, SocketMonitor
 from bus.transport.pipes import ParentPipe
 
@@ -68,7 +68,7 @@ class Child:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("children are started from the main thread only")
         self.incarnation = incarnation
-        self.pipe = ParentPipe(f"{run_dir}/{spec.name}-{incarnation:x}")
+        self.pipe = ParentPipe(f"{run_dir}/{spec.name}-{incarnation_name(incarnation)}")
         self.monitor = SocketMonitor(self.pipe.readable)
         try:
             self._process = _start(spec, self.pipe.path_prefix, incarnation, death_fd)

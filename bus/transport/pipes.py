@@ -76,7 +76,7 @@ def _send(socket: zmq.Socket[bytes], data: bytes) -> bool:
 
 def remove_stale_pipes(run_dir: Path, name: str) -> None:
     """Remove what dead parents left of the pipes of child `name`; those of living ones stay."""
-    number = re.compile(re.escape(name) + r"-[0-9a-f]+\.lock")
+    number = re.compile(re.escape(name) + r"-[0-9a-f.]+\.lock")
     for lock_path in run_dir.iterdir():
         if not number.fullmatch(lock_path.name):
             continue

@@ -6,13 +6,14 @@ happens is learned first; afterwards each answer is held against it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from bus.call import Call
 from bus.client_events import OtherEvent, StreamEvent
-from bus.errors import SuperfluidError, TimedOut
+from bus.errors import NoHead, SuperfluidError, TimedOut
 from bus.messages.api import PlacedEvent, TokenEvent
 
 #: Failures that are kept in words; all are counted.
@@ -165,9 +166,14 @@ class StreamLoad:
 
     def turn(self, wait_s: float) -> None:
         """Begin streams where some are missing, then take what comes within a time."""
-        while len(self._open) < self._count:
-            self._begin()
-        self._client.pump(self.clock() + wait_s)
+        has_head = True
+        while has_head and len(self._open) < self._count:
+            has_head = self._begin()
+        if has_head:
+            self._client.pump(self.clock() + wait_s)
+        else:
+            # Nothing tells when a head begins to listen; this only spaces the attempts.
+            time.sleep(wait_s)
         now = self.clock()
         self._open = [stream for stream in self._open if self._drain(stream, now)]
 
@@ -219,17 +225,24 @@ class StreamLoad:
 
     # --- inside -------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
+    def _begin(self) -> bool:
+        """Begin one more stream; False while there is no head to begin it.
+
+        The client itself waits for the next head while requests are open, and only then.
+        """
         number = self._begun % self._prompts
         key = f"{self._name}-{self._begun}"
-        self._begun += 1
-        self.tally.streams += 1
         try:
             call = self._ask(number, key)
+        except NoHead:
+            return False
         except SuperfluidError as error:
             self.tally.fail(f"a stream could not begin: {error.message}")
             raise
+        self._begun += 1
+        self.tally.streams += 1
         self._open.append(_Stream(number, call))
+        return True
 
     def _drain(self, stream: _Stream, now: float) -> bool:
         """Take what came of a stream; False when it has ended."""

@@ -37,10 +37,10 @@ def test_every_kind_of_strike_leaves_all_streams_whole() -> None:
     assert is_sound(found), (found, run.load.tally.said)
     assert (found["kills"], found["stops"], found["cuts"]) == (3, 3, 1)
     assert found["texts_compared"] == found["streams"] >= SMALL.streams
-    # What was struck was felt: the head by all streams, the others by those that ran there.
-    by_kind = {strike.kind.name: strike for strike in run.strikes}
-    assert len(by_kind["head"].gaps) == SMALL.streams
-    assert all(gap.longest_s > 0 for gap in by_kind["head"].gaps)
+    # What was struck was felt, by all streams that had begun: some may just have followed others.
+    (head,) = (strike for strike in run.strikes if strike.kind.name == "head")
+    assert SMALL.streams // 2 <= len(head.gaps) <= SMALL.streams
+    assert all(gap.longest_s > 0 for gap in head.gaps)
 
 
 def test_ends_of_all_kinds_leave_nothing_that_keeps_the_next_start_from_it() -> None:

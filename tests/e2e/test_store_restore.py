@@ -17,6 +17,7 @@ import pytest
 import superfluid
 from bus.call import Call
 from bus.errors import CursorAhead, NotFound, StorageFull, StoreRestored
+from bus.state import StateFolder
 from tests.harness.link_processes import agent_process, head_process, make_state
 from tests.harness.mounts import fill, small_disk
 
@@ -41,7 +42,7 @@ def sfctl(state: Path, *arguments: object, code: int = 0) -> subprocess.Complete
 
 
 def address(state: Path) -> str:
-    return f"ipc://{state}/run/api.sock"
+    return f"ipc://{StateFolder.find(state).run}/api.sock"
 
 
 def ask(client: superfluid.Client, text: str, **options: Any) -> Call:

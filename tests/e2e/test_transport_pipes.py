@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 import zmq
 
+from agent.workers import pipe_name
 from bus.errors import StartError, TooLarge
+from bus.ids import BootCounter, WorkerIncarnation, incarnation_name
+from bus.state import MAX_RUN_PATH_BYTES, StateFolder
 from bus.transport import pipes
 from bus.transport.pipes import ParentPipe, WorkerPipe, remove_stale_pipes
 
@@ -182,3 +185,21 @@ def test_stale_files_go_and_living_ones_stay(tmp_path: Path) -> None:
         "w-other-3.lock",
     ]
     living.close()
+
+
+def test_the_longest_names_of_pipes_fit_into_the_longest_run_folder(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    base = tmp_path_factory.mktemp("s")
+    filler = "x" * (MAX_RUN_PATH_BYTES - len(str(base)) - len("//run"))
+    run = StateFolder.resolve(base / filler, {}).run
+    assert (len(str(run)), run.name) == (MAX_RUN_PATH_BYTES, "run")
+    for name, boot in ((f"{pipe_name('a-box-in-the-cellar')}.9", 0xFFFF), ("text-1", 2**32 - 1)):
+        counter = BootCounter(boot)
+        numbers = [counter.next() for _ in range(255)]
+        ParentPipe(f"{run}/{name}-{incarnation_name(WorkerIncarnation(numbers[-1]))}").close()
+
+
+def test_agents_of_long_names_have_pipes_of_their_own() -> None:
+    assert pipe_name("node-1") == "node-1"
+    assert pipe_name("a-box-in-the-cellar-1") != pipe_name("a-box-in-the-cellar-2")

@@ -77,12 +77,12 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("s")
 
 
-def test_a_run_folder_of_80_bytes_stays_and_a_longer_one_gets_a_stand_in(short: Path) -> None:
+def test_a_short_run_folder_stays_and_a_longer_one_gets_a_stand_in(short: Path) -> None:
     assert len(os.fsencode(short)) < MAX_RUN_PATH_BYTES - 10
     environment = {"XDG_RUNTIME_DIR": str(short / "x")}
-    fits = StateFolder.resolve(_of_length(short, 80), environment)
+    fits = StateFolder.resolve(_of_length(short, MAX_RUN_PATH_BYTES), environment)
     assert fits.run == fits.path / "run"
-    root = _of_length(short, 81)
+    root = _of_length(short, MAX_RUN_PATH_BYTES + 1)
     state = StateFolder.resolve(root, environment)
     assert state.run.parent == short / "x"
     assert stat.S_IMODE(state.run.stat().st_mode) == 0o700
