@@ -58,7 +58,8 @@ from head.api import Api
 from head.book import AnswerBook
 from head.effects import ClientKey, Effects, LinkKey, Reply
 from head.enrolment import Enrolment, Way
-from head.fleet import DialedAddress, Fleet
+from head.fleet import Fleet
+from head.fleet_node import DialedAddress
 from head.model_desk import ModelDesk
 from head.node_marks import NodeMarks
 from head.numbers import Numbers

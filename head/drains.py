@@ -12,7 +12,8 @@ from __future__ import annotations
 from bus.ids import NodeIdentity
 from bus.timers import Timers
 from head.failover import Failover
-from head.fleet import Fleet, Node
+from head.fleet import Fleet
+from head.fleet_node import Node
 from head.generations import Generations
 from head.sessions import Session, Sessions
 from head.waiting import WaitingLine

@@ -16,7 +16,8 @@ from bus.timers import Timers
 from head.answers import RUNNING, Answer
 from head.blobs import BlobDesk, Failed
 from head.book import AnswerBook
-from head.fleet import Fleet, Node
+from head.fleet import Fleet
+from head.fleet_node import Node
 from head.numbers import Numbers
 from head.outbox import Outbox
 from head.rows import PutGeneration

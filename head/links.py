@@ -43,7 +43,7 @@ from head.config import FleetSection
 from head.core import HeadCore
 from head.effects import LinkKey
 from head.enrolment import Enrolment
-from head.fleet import DialedAddress
+from head.fleet_node import DialedAddress
 from head.link_identity import head_identity
 from head.rows import PutPeer, StoredState
 

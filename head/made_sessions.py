@@ -30,7 +30,7 @@ from bus.messages.parts import Segment
 from bus.timers import Timers
 from head.answers import Answer
 from head.book import AnswerBook
-from head.fleet import Node
+from head.fleet_node import Node
 from head.outbox import Outbox
 from head.parking import ParkingDesk, Then
 from head.rows import (

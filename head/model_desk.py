@@ -25,7 +25,8 @@ from bus.ids import CommandId, ModelName, NodeIdentity
 from bus.messages.link import ModelAnswer, ModelLoad, ModelUnload
 from bus.timers import Timers
 from head.effects import LinkKey
-from head.fleet import Fleet, Node
+from head.fleet import Fleet
+from head.fleet_node import Node
 from head.outbox import Outbox
 
 #: A node answers at once; so long its link may take to come back meanwhile.

@@ -17,7 +17,8 @@ from head.answers import Answer
 from head.book import AnswerBook
 from head.effects import ClientKey, LinkKey, Reply
 from head.enrolment import Enrolment
-from head.fleet import DialedAddress, Fleet
+from head.fleet import Fleet
+from head.fleet_node import DialedAddress
 from head.model_desk import ModelDesk
 from head.node_marks import NodeMarks
 from head.outbox import Outbox

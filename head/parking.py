@@ -19,7 +19,8 @@ from bus.messages.link import Refused
 from bus.messages.link_parking import SessionForget, SessionRestored
 from bus.timers import Timers
 from head.effects import LinkKey
-from head.fleet import Fleet, Node
+from head.fleet import Fleet
+from head.fleet_node import Node
 from head.generations import Generations
 from head.outbox import Outbox
 from head.placement import place

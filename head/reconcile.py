@@ -19,7 +19,8 @@ from bus.messages.parts import HeldView, SessionView
 from bus.timers import Timers
 from head.effects import LinkKey
 from head.failover import Failover
-from head.fleet import Fleet, Node
+from head.fleet import Fleet
+from head.fleet_node import Node
 from head.generations import Generations
 from head.outbox import Outbox
 from head.sessions import Placed, Session, Sessions

@@ -9,7 +9,8 @@ from bus.ids import ModelName
 from bus.messages.api import DEFAULT_CREDIT, MAX_BODY_BYTES, MAX_CREDIT
 from bus.messages.parts import ModelStatus
 from bus.version import __version__
-from head.fleet import DialedAddress, Fleet, Node
+from head.fleet import Fleet
+from head.fleet_node import DialedAddress, Node
 from head.texts import TextDesk
 
 API_VERSION = 1

@@ -39,7 +39,8 @@ from head.book import AnswerBook
 from head.drains import Drains
 from head.effects import LinkKey
 from head.failover import Failover
-from head.fleet import Fleet, Node
+from head.fleet import Fleet
+from head.fleet_node import Node
 from head.generations import Generations
 from head.made_sessions import MadeSessions
 from head.numbers import Numbers

@@ -41,7 +41,8 @@ CORES = [
         "head/sessions.py",
         "head/suspects.py",
     ),
-    *("head/fleet.py", "head/gate.py", "head/outbox.py", "head/placement.py", "head/queueing.py"),
+    *("head/fleet.py", "head/fleet_node.py", "head/gate.py", "head/outbox.py"),
+    *("head/placement.py", "head/queueing.py"),
     *("head/reports.py", "head/runs.py", "head/texts.py", "head/waiting.py"),
 ]
 FORBIDDEN = {"time", "datetime", "random", "secrets", "socket", "zmq", "threading", "sqlite3", "os"}

@@ -10,7 +10,8 @@ from bus.ids import GenerationId, ModelName, NodeIdentity, WorkerIncarnation
 from bus.messages.link import Heartbeat, NodeConfirm, NodeStatus
 from bus.messages.parts import ModelStatus, WorkerBeat
 from head import reports
-from head.fleet import STATUS_CROSSING_S, Fleet
+from head.fleet import Fleet
+from head.fleet_node import STATUS_CROSSING_S
 from head.node_marks import NodeMark
 from head.placement import place
 from head.snapshot import ModelView, NodeView, PlacementRequest
