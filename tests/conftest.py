@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import tempfile
 import threading
 import time
@@ -58,6 +59,15 @@ def _describe(pid: int) -> str:
     except OSError:
         return str(pid)
     return f"{pid} ({raw.replace(bytes(1), b' ').decode(errors='replace').strip() or 'zombie'})"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interrupts() -> None:
+    """Children can be interrupted, also where a script's background job started the tests."""
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, default)
 
 
 @pytest.fixture(autouse=True, scope="session")
