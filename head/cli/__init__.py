@@ -11,7 +11,6 @@ import signal
 import sys
 import traceback
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 import click
@@ -34,6 +33,7 @@ from head.cli import (
     sessions,
 )
 from head.cli.context import CliContext, pass_context
+from head.cli.interrupts import Ended, take_signals
 from head.cli.logs import EXIT_INTERRUPTED
 from head.cli.machine import why_no_head
 from head.cli.output import format_option, print_error, print_json
@@ -41,14 +41,6 @@ from head.cli.output import format_option, print_error, print_json
 EXIT_USAGE = 2
 #: "debug" shows tracebacks, too.
 LEVEL_VARIABLE = "SUPERFLUID_LOG_LEVEL"
-
-
-class Ended(BaseException):
-    """SIGTERM or SIGHUP came: a command leaves as after Ctrl-C, so nothing half-started stays."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 class ErrorGroup(click.Group):
@@ -200,12 +192,5 @@ for _command in (
 
 def main() -> NoReturn:
     """The console script."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        # A signal that is ignored stays so: that is what nohup does.
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _end)
+    take_signals()
     cli.main(prog_name="sfctl")
-
-
-def _end(number: int, frame: FrameType | None) -> NoReturn:
-    raise Ended(number)

@@ -35,6 +35,7 @@ from head.cli.agents import (
     running_status,
     served,
 )
+from head.cli.interrupts import raise_if_ended
 from head.cli.nodes import LIVE
 from head.cli.output import note, one_line
 from head.cli.supervision import FAILED_STATES, Supervisor
@@ -133,6 +134,7 @@ def wait_ready(wanted: Readiness, supervisor: Supervisor, timeout_s: float | Non
     Raises:
         SuperfluidError: a service does not stay up, or can not serve; of the class of its error.
         TimedOut: not all was there in time; says what was missing.
+        KeyboardInterrupt, Ended: a signal came that nothing raised.
     """
     limit_s = timeout_s or UP_TIMEOUT_S
     begin = time.monotonic()
@@ -142,6 +144,7 @@ def wait_ready(wanted: Readiness, supervisor: Supervisor, timeout_s: float | Non
         while True:
             waiting, told = watch.check()
             missing = wanted.missing_at_agents(told) or waiting or asker.ask(told)
+            raise_if_ended()
             if not missing:
                 return ""
             without = wanted.without_head(told)
