@@ -17,8 +17,7 @@ import pytest
 import superfluid
 from bus.call import Call
 from bus.errors import CursorAhead, NotFound, StorageFull, StoreRestored
-from bus.state import StateFolder
-from tests.harness.link_processes import agent_process, head_process, make_state
+from tests.harness.link_processes import address, agent_process, head_process, make_state
 from tests.harness.mounts import fill, small_disk
 
 SFCTL = Path(sys.executable).with_name("sfctl")
@@ -39,10 +38,6 @@ def sfctl(state: Path, *arguments: object, code: int = 0) -> subprocess.Complete
     )
     assert done.returncode == code, done.stderr
     return done
-
-
-def address(state: Path) -> str:
-    return f"ipc://{StateFolder.find(state).run}/api.sock"
 
 
 def ask(client: superfluid.Client, text: str, **options: Any) -> Call:

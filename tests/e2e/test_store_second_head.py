@@ -10,18 +10,13 @@ import pytest
 
 import superfluid
 from bus.errors import SuperfluidError
-from bus.state import StateFolder
 from head.store import Store
-from tests.harness.link_processes import agent_process, head_process, make_state
+from tests.harness.link_processes import address, agent_process, head_process, make_state
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
     return make_state(tmp_path / "s")
-
-
-def address(state: Path) -> str:
-    return f"ipc://{StateFolder.find(state).run}/api.sock"
 
 
 def test_a_second_head_on_the_same_folder_ends_and_names_the_first(state: Path) -> None:

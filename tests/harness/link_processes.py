@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bus.keys import load_or_create_static_key, new_token
 from bus.secret_files import create_secret_file
+from bus.state import StateFolder
 from tests.harness.logged_process import LoggedProcess
 from tests.harness.models import toy_model_folder
 
@@ -45,3 +46,8 @@ def memory_bytes(pid: int) -> int:
     """Resident memory of a process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def address(state: Path) -> str:
+    """Where the head of a state folder takes clients."""
+    return f"ipc://{StateFolder.find(state).run}/api.sock"

@@ -8,7 +8,6 @@ import pytest
 
 from bus.context import context_digest
 from bus.ids import ModelName, NodeIdentity, SessionId, pack_ids
-from bus.messages.api import MARK, encode_body
 from bus.messages.link import (
     AppendContent,
     GenerateCancel,
@@ -24,46 +23,9 @@ from bus.messages.link import (
 from bus.messages.parts import HeldView, LeaseRef, Segment
 from head.made_sessions import MAX_SESSIONS
 from head.rows import EndSession, PurgeSessions, PutContent, PutSession
-from head.session_operations import MAX_BEHIND
 from head.sessions import Session
-from tests.harness.head_bench import CLIENT, TOY, Bench, run
-
-
-class Talk:
-    """A client with one made session on a head with one node."""
-
-    def __init__(self) -> None:
-        self.bench = Bench()
-        self.bench.node(1)
-        self.number = 0
-        self.session = self.call("session.create", model=TOY)["session"]
-
-    def send(self, op: str, **body: Any) -> bytes:
-        self.number += 1
-        request = f"q{self.number}".encode()
-        frames = [MARK, encode_body({"op": op, "id": request, **body})]
-        self.bench.core.client_request(CLIENT, frames, self.bench.now)
-        self.bench.settle()
-        return request
-
-    def reply(self, request: bytes) -> dict[str, Any]:
-        return next(r for r in reversed(self.bench.replies) if r["id"] == request)
-
-    def call(self, op: str, **body: Any) -> dict[str, Any]:
-        return self.reply(self.send(op, **body))
-
-    def append(self, text: str) -> dict[str, Any]:
-        return self.call("session.append", session=self.session, text=text)
-
-    def get(self, **body: Any) -> dict[str, Any]:
-        return self.call("session.get", session=self.session, **body)
-
-    def turn(self, **body: Any) -> GenerateReq:
-        """Begin a turn; what the node is asked for."""
-        body = {"session": self.session, "max_new": 10, **body}
-        self.send("session.generate", **body)
-        request: GenerateReq = self.bench.last(GenerateReq)
-        return request
+from tests.harness.head_bench import CLIENT, TOY, run
+from tests.harness.session_talk import Talk
 
 
 @pytest.fixture
@@ -183,77 +145,6 @@ def test_one_thing_at_a_time(talk: Talk, op: str) -> None:
     talk.turn()
     body = {"session": talk.session} | ({"text": "x"} if op == "session.append" else {})
     assert talk.call(op, **body)["error"]["code"] == "session_busy"
-
-
-def in_one_breath(talk: Talk, *bodies: dict[str, Any]) -> None:
-    """Requests that all come before the first text is tokenized."""
-    for body in bodies:
-        frames = [MARK, encode_body({"session": talk.session, **body})]
-        talk.bench.core.client_request(CLIENT, frames, 0.0)
-
-
-def test_what_comes_behind_an_append_is_taken_in_order(talk: Talk) -> None:
-    in_one_breath(
-        talk,
-        {"op": "session.append", "id": b"a", "text": "hi"},
-        {"op": "session.append", "id": b"b", "tokens": [65]},
-        {"op": "session.append", "id": b"c", "text": "yo"},
-        {"op": "session.generate", "id": b"d", "max_new": 3},
-        {"op": "session.append", "id": b"e", "tokens": [66]},
-    )
-    talk.bench.settle()
-    assert [talk.reply(request)["tokens"] for request in (b"a", b"b", b"c")] == [2, 3, 5]
-    assert talk.bench.last(AppendContent).ids == pack_ids(b"hiAyo")
-    assert talk.bench.last(GenerateReq).prompt_tokens == 5
-    assert talk.reply(b"e")["error"]["code"] == "session_busy"
-
-
-def test_a_refused_append_does_not_hold_up_what_is_behind_it(talk: Talk) -> None:
-    talk.append("hi")
-    in_one_breath(
-        talk,
-        {"op": "session.append", "id": b"a", "text": "x"},
-        {"op": "session.append", "id": b"b", "tokens": [100_000]},
-        {"op": "session.generate", "id": b"c", "max_new": 3},
-    )
-    talk.bench.settle()
-    assert talk.reply(b"b")["error"]["param"] == "tokens"
-    assert talk.bench.last(GenerateReq).prompt_tokens == 3
-
-
-def test_a_session_that_ended_meanwhile_takes_nothing_behind(talk: Talk) -> None:
-    in_one_breath(
-        talk,
-        {"op": "session.append", "id": b"a", "text": "hi"},
-        {"op": "session.generate", "id": b"b", "max_new": 3},
-        {"op": "session.finish", "id": b"c"},
-    )
-    talk.bench.settle()
-    assert "error" not in talk.reply(b"c")
-    assert [talk.reply(request)["error"]["code"] for request in (b"a", b"b")] == ["invalid"] * 2
-
-
-def test_no_more_than_a_line_of_requests_stands_behind_an_append(talk: Talk) -> None:
-    append = {"op": "session.append", "tokens": [65]}
-    in_one_breath(
-        talk,
-        {"op": "session.append", "id": b"a", "text": "hi"},
-        *({**append, "id": b"n%d" % number} for number in range(MAX_BEHIND + 1)),
-    )
-    talk.bench.settle()
-    assert talk.reply(b"n%d" % MAX_BEHIND)["error"]["code"] == "session_busy"
-    assert talk.reply(b"n%d" % (MAX_BEHIND - 1))["tokens"] == 2 + MAX_BEHIND
-
-
-def test_a_turn_of_a_client_that_left_is_not_begun_behind_an_append(talk: Talk) -> None:
-    in_one_breath(
-        talk,
-        {"op": "session.append", "id": b"a", "text": "hi"},
-        {"op": "session.generate", "id": b"b", "max_new": 3},
-    )
-    talk.bench.core.client_gone(CLIENT, 0.0)
-    talk.bench.settle()
-    assert (talk.get()["tokens"], talk.get()["state"]) == (2, "idle")
 
 
 def test_state_is_told_from_creation_to_end(talk: Talk) -> None:

@@ -30,7 +30,7 @@ from bus.messages.parts import Segment
 from head.parking import RESTORE_LIMIT_S
 from head.rows import FORKED, PutContent, PutParked, PutSession
 from tests.harness.head_bench import TOY, run
-from tests.unit.head.test_made_sessions import Talk
+from tests.harness.session_talk import Talk
 
 WITHOUT = tuple(name for name in CAPABILITIES if name != PARKING)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from head.core import PURGE_EVERY_S, CorePolicy
 from tests.harness.head_bench import Bench, run
-from tests.unit.head.test_made_sessions import Talk
+from tests.harness.session_talk import Talk
 
 
 def test_without_a_retention_what_has_ended_goes_with_the_next_purge() -> None:
