@@ -74,9 +74,9 @@ def back_up(
     own = private_folder(store.parent / FOLDER)
     if target is None:
         target = _new_name(own, wall_s)
-    _check_target(target)
-    _check_room(store, target.parent, spare_bytes)
     try:
+        _check_target(target)
+        _check_room(store, target.parent, spare_bytes)
         source = connect(store, read_only=True)
         try:
             facts = copy_whole(source, target, go_on=go_on)

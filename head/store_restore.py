@@ -10,6 +10,8 @@ fresh start; it is done again, and may be given that file. What was there is mov
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -64,8 +66,10 @@ def restore(folder: Path, source: Path, *, wall_s: float, force: bool = False) -
     with claim_folder(folder):
         part = folder / f"{RESTORING}.part"
         store = folder / FILE
-        facts = _take_copy(source, part)
-        present, keys = _look(store)
+        with _said_of(source, folder):
+            facts = _take_copy(source, part)
+        # One that was interrupted has moved the store away, and its copy knows what that knew.
+        present, keys = _look(store if store.is_file() else folder / RESTORING)
         if present is not None and present.head != facts.head and not force:
             part.unlink()
             raise Invalid(
@@ -73,7 +77,8 @@ def restore(folder: Path, source: Path, *, wall_s: float, force: bool = False) -
                 "if it is to be that head's from now on, add --force"
             )
         known = keys if present is not None and present.head == facts.head else None
-        revoked = _carry_over(part, present.boot if present else 0, known or ())
+        with _said_of(source, folder):
+            revoked = _carry_over(part, present.boot if present else 0, known or ())
         part.replace(folder / RESTORING)
         sync(folder)
         moved_to = _move_away(store, wall_s)
@@ -88,29 +93,37 @@ def _take_copy(source: Path, part: Path) -> StoreFacts:
     """Copy the backup into the store's folder, once it is known to be one."""
     if not source.is_file():
         raise NotFound(f"there is no file {source}; give one that `sfctl backup` made")
+    # What one that was interrupted left would be mixed into this copy.
+    part.with_name(f"{part.name}-journal").unlink(missing_ok=True)
+    connection = connect(source, read_only=True)
     try:
-        connection = connect(source, read_only=True)
-        try:
-            facts = read_facts(connection)
-            if facts.schema > len(MIGRATIONS):
-                raise StartError(
-                    f"{source} has schema version {facts.schema} and this program knows up to "
-                    f"{len(MIGRATIONS)}: a newer one wrote it; install that one"
-                )
-            return copy_whole(connection, part)
-        finally:
-            connection.close()
+        facts = read_facts(connection)
+        if facts.schema > len(MIGRATIONS):
+            raise StartError(
+                f"{source} has schema version {facts.schema} and this program knows up to "
+                f"{len(MIGRATIONS)}: a newer one wrote it; install that one"
+            )
+        return copy_whole(connection, part)
+    finally:
+        connection.close()
+
+
+@contextmanager
+def _said_of(source: Path, folder: Path) -> Iterator[None]:
+    """Say of what goes wrong which file it is about, and what to do."""
+    try:
+        yield
     except StoreCorrupt as error:
         raise StoreCorrupt(f"{source} is damaged ({error.message}); give another backup") from error
     except OSError as error:
         raise StorageFull(
-            f"{source} can not be copied to {part.parent} ({error.strerror}); see that the disk "
-            "there has room"
+            f"{source} can not be copied to {folder} ({error.strerror}); see that the disk there "
+            "has room"
         ) from error
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
             raise StorageFull(
-                f"{source} can not be copied to {part.parent} ({error}); free some space there"
+                f"{source} can not be copied to {folder} ({error}); free some space there"
             ) from error
         raise StoreCorrupt(
             f"{source} is no store of a head, or damaged ({error}); give a file that `sfctl "

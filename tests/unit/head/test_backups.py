@@ -160,6 +160,8 @@ def test_a_name_that_is_taken_or_leads_nowhere_is_refused(folder: Path, tmp_path
     assert (tmp_path / "taken").read_text() == "precious"
     with pytest.raises(Invalid, match=r"there is no folder .*nowhere; make it first"):
         copy(folder, tmp_path / "nowhere" / "x.db")
+    with pytest.raises(StorageFull, match=r"File name too long.* choose a place"):
+        copy(folder, tmp_path / ("x" * 300))
 
 
 def test_a_backup_that_is_given_up_leaves_nothing(folder: Path, tmp_path: Path) -> None:
@@ -334,16 +336,17 @@ def test_a_lost_store_is_put_back_into_an_empty_folder(folder: Path, tmp_path: P
     assert kept(folder) == [1]
 
 
-def test_who_was_revoked_after_the_backup_stays_out(folder: Path) -> None:
-    def key(number: int, state: str) -> PutNodeKey:
-        return PutNodeKey(
-            public=bytes([number] * 32),
-            identity=NodeIdentity(f"n{number}"),
-            state=state,
-            host="",
-            changed_wall_s=1.0,
-        )
+def key(number: int, state: str) -> PutNodeKey:
+    return PutNodeKey(
+        public=bytes([number] * 32),
+        identity=NodeIdentity(f"n{number}"),
+        state=state,
+        host="",
+        changed_wall_s=1.0,
+    )
 
+
+def test_who_was_revoked_after_the_backup_stays_out(folder: Path) -> None:
     store, _ = Store.open(folder)
     commit(store, 1, key(1, "enrolled"), key(2, "enrolled"), key(3, "revoked"))
     made = copy(folder)
@@ -380,6 +383,46 @@ def test_a_restore_that_was_interrupted_is_never_a_fresh_start(folder: Path) -> 
     assert put(folder, folder / RESTORING).moved_to is None
     assert kept(folder) == [1]
     assert not list(folder.glob(f"{RESTORING}*"))
+
+
+def test_who_was_revoked_stays_out_when_a_restore_is_interrupted_and_done_again(
+    folder: Path,
+) -> None:
+    store, _ = Store.open(folder)
+    commit(store, 1, key(1, "enrolled"))
+    made = copy(folder)
+    commit(store, 2, key(1, "revoked"))
+    store.close()
+    assert put(folder, made.file).revoked == ("n1",)
+    # As it was just before the last step.
+    (folder / FILE).rename(folder / RESTORING)
+    again = put(folder, made.file)
+    assert (again.revoked, again.knows_revoked) == (("n1",), True)
+    store, state = Store.open(folder)
+    store.close()
+    assert [each.state for each in state.node_keys] == ["revoked"]
+
+
+def test_what_an_interrupted_restore_was_changing_is_not_mixed_into_the_next(
+    folder: Path, tmp_path: Path
+) -> None:
+    one_store(folder, *range(1, 400))
+    first = copy(folder, tmp_path / "first.db")
+    one_store(folder, *range(400, 500))
+    second = copy(folder, tmp_path / "second.db")
+    part = folder / f"{RESTORING}.part"
+    shutil.copy(first.file, part)
+    changing = sqlite3.connect(part, isolation_level=None)
+    changing.execute("PRAGMA cache_size = 1")
+    changing.execute("BEGIN IMMEDIATE")
+    changing.execute("UPDATE answer SET prompt = zeroblob(2000)")
+    # What is there of a transaction when its process is killed.
+    shutil.copy(f"{part}-journal", tmp_path / "journal")
+    changing.execute("ROLLBACK")
+    changing.close()
+    shutil.copy(tmp_path / "journal", f"{part}-journal")
+    put(folder, second.file)
+    assert kept(folder) == list(range(1, 500))
 
 
 def test_the_marks_of_a_map_are_plain_json(folder: Path) -> None:
