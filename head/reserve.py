@@ -97,7 +97,7 @@ class Reserve:
         flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(self.file, flags, 0o600)
         try:
-            os.ftruncate(descriptor, self.policy.reserve_bytes)
+            # It grows with its blocks, so that one which is not whole can be told by its size.
             os.posix_fallocate(descriptor, 0, self.policy.reserve_bytes)
         except OSError:
             self.give_up()
@@ -119,10 +119,16 @@ class Reserve:
         return True
 
     def settle_before_start(self) -> None:
-        """Before the store is opened: have it, or give it up when there is no room to start with.
+        """Before the store is opened: give it up where there is no room to start with.
+
+        So is one of another size, of a head that was set otherwise or was killed while it made it.
 
         Raises:
             OSError: the folder can not be written.
         """
-        if not self.policy.reserve_bytes or self.policy.step(self.look()) is Step.GIVE_UP:
+        room = self.look()
+        if room.has_reserve and (
+            self.file.stat().st_size != self.policy.reserve_bytes
+            or self.policy.step(room) is Step.GIVE_UP
+        ):
             self.give_up()

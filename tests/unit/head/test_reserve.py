@@ -79,6 +79,19 @@ def test_the_reserve_takes_its_room_and_gives_it_back(disk: Path) -> None:
     assert not reserve.file.exists()
 
 
+@pytest.mark.parametrize("size", [0, 2 * MIB - 4096, 3 * MIB])
+def test_a_reserve_that_is_not_whole_or_of_another_size_is_made_anew(
+    tmp_path: Path, size: int
+) -> None:
+    reserve = small_reserve(tmp_path)
+    reserve.file.write_bytes(bytes(size))
+    reserve.settle_before_start()
+    assert not reserve.look().has_reserve
+    reserve.make()
+    reserve.settle_before_start()
+    assert reserve.file.stat().st_size == 2 * MIB
+
+
 def until_full(store: Store, first: int) -> int:
     """Commit until the disk is full; gives how many answers were told to be durable."""
     for lsn in range(first, first + 4000):
