@@ -34,13 +34,6 @@ from tests.harness.head_bench import ADMITTED_ANSWER, CLIENT, TOY, Bench, run
 from tests.harness.memory_parts import text_reply
 
 
-@pytest.fixture
-def bench() -> Bench:
-    made = Bench()
-    made.node(1)
-    return made
-
-
 def test_numbers_carry_the_boot(bench: Bench) -> None:
     request = bench.ask()
     assert request.generation >> 32 == 3

@@ -29,13 +29,6 @@ from tests.harness.store_rows import answer, commit, generation
 VOCABULARY = tuple(bytes([n]) for n in range(256))
 
 
-@pytest.fixture
-def bench() -> Bench:
-    made = Bench()
-    made.node(1)
-    return made
-
-
 def heard(request: GenerateReq, first: int, *ids: int, place: int = 0, finish: str = "") -> Any:
     """A run with its records; `place` is where the generation begins in its answer."""
     others = request.sampling.logprobs - 1

@@ -33,13 +33,6 @@ RUNNING_ANSWER = replace(
 STORED_REF = LeaseRef(session=SessionId("s"), epoch=RUNNING_ANSWER.epoch)
 
 
-@pytest.fixture
-def bench() -> Bench:
-    made = Bench()
-    made.node(1)
-    return made
-
-
 def held(request: GenerateReq, *first_seqs: int, context: bytes = HI) -> HeldView:
     resend = tuple(ResendView(generation=request.generation, first_seq=n) for n in first_seqs)
     return HeldView(

@@ -200,13 +200,6 @@ def test_parameters_are_kept_and_read_as_they_were() -> None:
 # --- at the head ----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def bench() -> Bench:
-    made = Bench()
-    made.node(1)
-    return made
-
-
 def refuse(bench: Bench, **body: Any) -> dict[str, Any]:
     """The error reply of a request that must not reach a node."""
     before = len(bench.sent)

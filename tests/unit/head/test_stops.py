@@ -18,13 +18,6 @@ from head.rows import PutFinish, PutTokens
 from tests.harness.head_bench import ADMITTED_ANSWER, CLIENT, OPTIONS, Bench, run
 
 
-@pytest.fixture
-def bench() -> Bench:
-    made = Bench()
-    made.node(1)
-    return made
-
-
 def say(bench: Bench, request: GenerateReq, first: int, text: bytes, finish: str = "") -> None:
     bench.hear(1, run(request, first, *text, finish=finish))
 
