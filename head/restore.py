@@ -9,6 +9,7 @@ from bus.errors import error_from_dict
 from bus.ids import NodeIdentity, PackedIds, count_ids, unpack_ids
 from bus.messages.parts import BlobRef
 from bus.messages.sampling import SamplingParams
+from head.accounts import account_of
 from head.answers import ENDED, NOT_KNOWN_S, PREPARING, Answer
 from head.book import AnswerBook
 from head.rows import FINISHED, StoredAnswer
@@ -27,7 +28,7 @@ def answer_from(stored: StoredAnswer, book: AnswerBook, now: float) -> Answer:
     sampling = from_map(SamplingParams, options["sampling"])
     if len(stored.logprobs) != sampling.record_bytes * count_ids(stored.tokens):
         raise ValueError("it has not as many log-probabilities as tokens")
-    return Answer(
+    answer = Answer(
         id=stored.answer,
         session=stored.session,
         owner=stored.owner,
@@ -65,3 +66,5 @@ def answer_from(stored: StoredAnswer, book: AnswerBook, now: float) -> Answer:
         first_token_s=NOT_KNOWN_S if stored.tokens else 0.0,
         ended_s=book.from_wall(stored.finished_wall_s) if finished else 0.0,
     )
+    answer.account = account_of(answer)
+    return answer

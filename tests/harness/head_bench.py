@@ -16,7 +16,7 @@ from bus.ids import (
     pack_ids,
 )
 from bus.messages.api import MARK, encode_body
-from bus.messages.link import GenerateReq, NodeConfirm, TokenEvents
+from bus.messages.link import GenerateReq, Lost, NodeConfirm, TokenEvents
 from bus.messages.parts import (
     Finish,
     LeaseRef,
@@ -179,3 +179,14 @@ def run(request: GenerateReq, first: int, *ids: int, finish: str = "", **changes
         "finish": Finish(reason=finish) if finish else None,
     }
     return TokenEvents(runs=(TokenRun(**(fields | changes)),))
+
+
+def lost(request: GenerateReq, worker: int = 1) -> Lost:
+    """The worker of a generation died."""
+    return Lost(
+        session=request.session,
+        epoch=request.epoch,
+        generation=request.generation,
+        worker=WorkerIncarnation(worker),
+        reason="killed by signal 9",
+    )

@@ -7,21 +7,15 @@ from dataclasses import replace
 import pytest
 
 from bus.context import context_digest
-from bus.ids import WorkerIncarnation, pack_ids
-from bus.messages.link import Declined, GenerateReq, Lost, ReconcileAck, TokenEvents
+from bus.ids import pack_ids
+from bus.messages.link import Declined, GenerateReq, ReconcileAck, TokenEvents
 from bus.messages.parts import Finish, HeldView, LeaseRef, Usage
+from head.accounts import keep_account
 from head.core import CorePolicy, HeadCore
 from head.effects import Persist
 from head.rows import PutAccount, PutFinish
-from tests.harness.head_bench import TOY, Bench, run
+from tests.harness.head_bench import TOY, Bench, lost, run
 from tests.harness.memory_disk import Disk
-
-
-@pytest.fixture
-def bench() -> Bench:
-    made = Bench()
-    made.node(1)
-    return made
 
 
 def restarted(bench: Bench, down_s: float = 0.0) -> Bench:
@@ -35,16 +29,6 @@ def restarted(bench: Bench, down_s: float = 0.0) -> Bench:
     made.core.models_found({TOY: "/toy"}, 0.0)
     made.settle()
     return made
-
-
-def lost(request: GenerateReq, worker: int = 1) -> Lost:
-    return Lost(
-        session=request.session,
-        epoch=request.epoch,
-        generation=request.generation,
-        worker=WorkerIncarnation(worker),
-        reason="killed by signal 9",
-    )
 
 
 def usage(bench: Bench) -> dict[str, int]:
@@ -233,6 +217,25 @@ def test_worker_that_died_before_the_restart_and_one_after_it_are_two(bench: Ben
     after.hear(1, lost(second))
     (finish,) = [row for row in after.rows if isinstance(row, PutFinish)]
     assert (finish.finish, b"request_kills_workers" in finish.error) == ("error", True)
+
+
+def test_what_the_restart_found_is_cleared_in_the_store_too(bench: Bench) -> None:
+    bench.ask(max_new=10, key="k")
+    (answer,) = bench.core.book
+    answer.suspicion.deaths = 1
+    keep_account(answer, bench.core.outbox)
+    bench.settle()
+    after = restarted(bench)
+    (restored,) = after.core.book
+    assert restored.suspicion.deaths == 1
+    keep_account(restored, after.core.outbox)
+    after.settle()
+    assert not [row for row in after.rows if isinstance(row, PutAccount)]
+    restored.suspicion.clear()
+    keep_account(restored, after.core.outbox)
+    after.settle()
+    (row,) = [row for row in after.rows if isinstance(row, PutAccount)]
+    assert row.suspicion == b""
 
 
 def test_one_death_that_is_told_before_and_after_a_restart_is_one(bench: Bench) -> None:

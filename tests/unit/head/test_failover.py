@@ -15,7 +15,6 @@ from bus.messages.link import (
     GenerateReq,
     LeaseGrant,
     LeaseRenew,
-    Lost,
     NodeStatus,
     Refused,
     SessionAssign,
@@ -23,24 +22,7 @@ from bus.messages.link import (
 )
 from bus.messages.parts import LeaseRef, ModelStatus, Segment
 from head.rows import PutFinish, PutGeneration, PutTokens, RaiseBoot
-from tests.harness.head_bench import CLIENT, TOY, Bench, run
-
-
-@pytest.fixture
-def bench() -> Bench:
-    made = Bench()
-    made.node(1)
-    return made
-
-
-def lost(request: GenerateReq, worker: int = 1) -> Lost:
-    return Lost(
-        session=request.session,
-        epoch=request.epoch,
-        generation=request.generation,
-        worker=WorkerIncarnation(worker),
-        reason="killed by signal 9",
-    )
+from tests.harness.head_bench import CLIENT, TOY, Bench, lost, run
 
 
 def declined(request: GenerateReq, code: str) -> Declined:
