@@ -10,7 +10,7 @@ from bus.messages.text import CheckConstraint, Described, Encoded
 from head.answers import Answer
 from head.effects import ClientKey
 from head.operation import Core
-from head.sampling_request import check_ids
+from head.sampling_request import check_below, check_ids
 from head.sessions import Session
 from head.texts import Continue, MakeJob
 
@@ -59,12 +59,10 @@ class Admission:
         """Admit the answer with the ids that the client gave."""
 
         def then(known: object, at: float) -> None:
-            if isinstance(known, Described) and max(ids) >= len(known.vocabulary):
-                error = Invalid(
-                    f"tokens has id {max(ids)}; {self.answer.model} has ids 0 to "
-                    f"{len(known.vocabulary) - 1}",
-                    param="tokens",
-                )
+            try:
+                if isinstance(known, Described):
+                    check_below(ids, len(known.vocabulary), "tokens", self.answer.model)
+            except SuperfluidError as error:
                 self._fail(error, at)
                 return
             self._with_prompt(known, pack_ids(ids), at)

@@ -14,15 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from bus.context import TokenContext
-from bus.errors import (
-    ContextLengthExceeded,
-    CursorAhead,
-    Invalid,
-    NotFound,
-    Parked,
-    RateLimited,
-    SessionBusy,
-)
+from bus.errors import ContextLengthExceeded, CursorAhead, Invalid, NotFound, RateLimited
 from bus.ids import ModelName, NodeIdentity, PackedIds, SessionId, count_ids, pack_ids
 from bus.messages.api import MAX_PROMPT_TOKENS
 from bus.messages.link_parking import SessionParked
@@ -108,7 +100,7 @@ class MadeSessions:
             CursorAhead: it has not so many tokens.
             RateLimited: there are as many sessions, or tokens, as may be.
         """
-        _check_still(parent)
+        parent.check_idle()
         if tokens > len(parent.context):
             have = len(parent.context)
             raise CursorAhead(
@@ -192,8 +184,8 @@ class MadeSessions:
             Invalid: it has ended.
         """
         found = self.find(owner, session)
-        check_takes(found)
-        _check_still(found)
+        found.check_takes()
+        found.check_idle()
         return found
 
     def append(self, session: Session, ids: PackedIds) -> None:
@@ -227,7 +219,7 @@ class MadeSessions:
         Raises:
             Invalid: it has ended.
         """
-        _check_open(session)
+        session.check_open()
         if session.parked:
             return
         self._timers.cancel(session.idle_timer)
@@ -245,7 +237,7 @@ class MadeSessions:
             Invalid: it is not parked, or has ended.
             NoNode, ContextLengthExceeded, UnsupportedOnFleet: no node can take it now.
         """
-        _check_open(session)
+        session.check_open()
         if not session.parked:
             raise Invalid(
                 f"session {session.id} is not parked, so there is nothing to resume; append to it "
@@ -384,34 +376,6 @@ class MadeSessions:
                 "finish some",
                 retry_after_ms=1000,
             )
-
-
-def check_takes(session: Session) -> None:
-    """See that a session may be given tokens or a turn, when it has no turn.
-
-    Raises:
-        Parked: it is parked.
-        Invalid: it has ended.
-    """
-    _check_open(session)
-    if session.parked:
-        raise Parked(
-            f"session {session.id} is parked; resume it first: sfctl session resume {session.id}",
-            param="session",
-        )
-
-
-def _check_open(session: Session) -> None:
-    if session.ended_s is not None:
-        raise Invalid(f"session {session.id} has ended; create another", param="session")
-
-
-def _check_still(session: Session) -> None:
-    if session.answer is not None or session.appending:
-        what = "runs a turn" if session.answer is not None else "is being appended to"
-        raise SessionBusy(
-            f"session {session.id} {what}; wait for its end, or cancel it first", param="session"
-        )
 
 
 def _segments(ids: PackedIds, answer: int) -> tuple[Segment, ...]:

@@ -24,9 +24,9 @@ from bus.messages.text import Described, Encode, Encoded
 from head.answer_operations import LOCAL_OWNER, AnswerOperations, only_known
 from head.answers import Answer
 from head.effects import ClientKey
-from head.made_sessions import check_takes
 from head.operation import ApiRequest, Core
 from head.parking import Resumed
+from head.sampling_request import check_below
 from head.session_listing import SessionListRequest, session_page
 from head.sessions import Session, state_of
 
@@ -198,18 +198,14 @@ class SessionOperations:
     ) -> None:
         def then(known: object, at: float) -> None:
             session.appending = False
-            if isinstance(known, SuperfluidError):
-                self._core.fail_request(request.client, request.id, known)
-            elif isinstance(known, Described) and max(ids) >= len(known.vocabulary):
-                error = Invalid(
-                    f"tokens has id {max(ids)}; {session.model} has ids 0 to "
-                    f"{len(known.vocabulary) - 1}",
-                    param="tokens",
-                )
+            try:
+                if isinstance(known, SuperfluidError):
+                    raise known
+                if isinstance(known, Described):
+                    check_below(ids, len(known.vocabulary), "tokens", session.model)
+                    self._append(request, session, pack_ids(ids), known.digest)
+            except SuperfluidError as error:
                 self._core.fail_request(request.client, request.id, error)
-            else:
-                digest = known.digest if isinstance(known, Described) else 0
-                self._append(request, session, pack_ids(ids), digest)
             self._take_behind(session, at)
 
         session.appending = True
@@ -224,11 +220,14 @@ class SessionOperations:
 
         def encoded(reply: object, now: float) -> None:
             session.appending = False
-            if isinstance(reply, SuperfluidError):
-                self._core.fail_request(request.client, request.id, reply)
-            elif isinstance(reply, Encoded):
-                self._core.texts.used(session.model, reply.digest)
-                self._append(request, session, PackedIds(reply.ids), reply.digest)
+            try:
+                if isinstance(reply, SuperfluidError):
+                    raise reply
+                if isinstance(reply, Encoded):
+                    self._core.texts.used(session.model, reply.digest)
+                    self._append(request, session, reply.ids, reply.digest)
+            except SuperfluidError as error:
+                self._core.fail_request(request.client, request.id, error)
             self._take_behind(session, now)
 
         # Not `until_gone`: what a client asked for is done whether it waits or not.
@@ -242,14 +241,10 @@ class SessionOperations:
         session.appending = True
 
     def _append(self, request: ApiRequest, session: Session, ids: PackedIds, digest: int) -> None:
-        try:
-            check_takes(session)
-            if ids:
-                session.goes_by(digest)
-                self._core.runs.made.append(session, ids)
-        except SuperfluidError as error:
-            self._core.fail_request(request.client, request.id, error)
-            return
+        session.check_takes()
+        if ids:
+            session.goes_by(digest)
+            self._core.runs.made.append(session, ids)
         self._core.outbox.reply(request.end({"tokens": len(session.context)}))
 
 

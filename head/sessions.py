@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bus.context import TokenContext
-from bus.errors import TokenizerUnavailable
+from bus.errors import Invalid, Parked, SessionBusy, TokenizerUnavailable
 from bus.head_session import HeadSession
 from bus.ids import Epoch, ModelName, NodeIdentity, SessionId, WorkerIncarnation, pack_ids
 from bus.messages.parts import Segment
@@ -76,6 +76,41 @@ class Session:
     parent: SessionId | None = None
     #: Of the tokenizer that its tokens are of; 0 while it is not known.
     tokenizer_digest: int = 0
+
+    def check_open(self) -> None:
+        """See that it has not ended.
+
+        Raises:
+            Invalid: it has.
+        """
+        if self.ended_s is not None:
+            raise Invalid(f"session {self.id} has ended; create another", param="session")
+
+    def check_takes(self) -> None:
+        """See that it may be given tokens or a turn, when it has no turn.
+
+        Raises:
+            Parked: it is parked.
+            Invalid: it has ended.
+        """
+        self.check_open()
+        if self.parked:
+            raise Parked(
+                f"session {self.id} is parked; resume it first: sfctl session resume {self.id}",
+                param="session",
+            )
+
+    def check_idle(self) -> None:
+        """See that nothing is being done with it.
+
+        Raises:
+            SessionBusy: a turn runs, or text for it is being tokenized.
+        """
+        if self.answer is not None or self.appending:
+            what = "runs a turn" if self.answer is not None else "is being appended to"
+            raise SessionBusy(
+                f"session {self.id} {what}; wait for its end, or cancel it first", param="session"
+            )
 
     def goes_by(self, digest: int) -> None:
         """Its next tokens are of the tokenizer with this digest; 0 for unknown.

@@ -7,8 +7,8 @@ from tests.sim.world.mutation import Mutant
 PARKS = (
     Mutant(
         name="parked_session_takes_a_turn",
-        target="head.made_sessions:check_takes",
-        find="if session.parked:",
+        target="head.sessions:Session.check_takes",
+        find="if self.parked:",
         replace="if False:",
         profiles=("parks",),
     ),
