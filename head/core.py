@@ -12,17 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from bus.errors import (
-    DecodeError,
-    Invalid,
-    StoreCorrupt,
-    SuperfluidError,
-)
-from bus.ids import (
-    ModelName,
-    RequestId,
-    SessionId,
-)
+from bus.errors import DecodeError, Invalid, StoreCorrupt, SuperfluidError
+from bus.ids import ModelName, RequestId, SessionId
 from bus.messages.api import (
     QOS_CLASSES,
     GenerationOptions,
@@ -168,7 +159,7 @@ class HeadCore:
             envelope = read_envelope(frames, body)
             self._api.handle(ApiRequest(client, envelope, body, tuple(frames[2:])), now)
         except DecodeError as error:
-            self.outbox.reply(_undecodable(client, id_of_unreadable(frames), error))
+            self.fail_request(client, id_of_unreadable(frames), Invalid(error.message))
         except SuperfluidError as error:
             self.fail_request(client, request, error)
 
@@ -407,9 +398,3 @@ class HeadCore:
                 self.book.end(answer, "error", at, error)
 
         self._timers.at(now + self._policy.disconnect_grace_s, later)
-
-
-def _undecodable(client: ClientKey, request: RequestId | None, error: DecodeError) -> Reply:
-    body = error_body(request, error)
-    body["error"]["code"] = "invalid"
-    return Reply(client=client, body=body)

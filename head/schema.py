@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bus.errors import StartError
 from bus.version import __version__
-from head.store_copy import copy_whole
+from head.store_copy import copy_whole, read_facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,18 +147,6 @@ MIGRATIONS: Sequence[Migration] = (
 )
 
 
-def stored_version(connection: sqlite3.Connection) -> int:
-    """The version of an existing file.
-
-    Raises:
-        sqlite3.DatabaseError: it is none of ours.
-    """
-    (version,) = connection.execute("SELECT max(version) FROM schema_version").fetchone()
-    if not isinstance(version, int):
-        raise sqlite3.DatabaseError("its table of schema versions is empty")
-    return version
-
-
 def migrate(
     connection: sqlite3.Connection, file: Path, migrations: Sequence[Migration] = MIGRATIONS
 ) -> None:
@@ -169,7 +157,7 @@ def migrate(
             the file is then as it was before that one.
         sqlite3.DatabaseError: it is none of ours.
     """
-    version = stored_version(connection)
+    version = read_facts(connection).schema
     if version > len(migrations):
         raise StartError(
             f"the store {file} has schema version {version} and this program knows up to "
