@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import secrets
-from contextlib import ExitStack
-from functools import partial
 
 import click
 
-from bus.call import Call
 from bus.client import Client
 from bus.errors import NotFound, StartError
 from head.cli.chaos_faults import KINDS, Kind, LocalFleet, known_kinds
 from head.cli.chaos_report import figures, gap_table, is_sound
 from head.cli.chaos_run import ChaosRun
-from head.cli.chaos_streams import StreamLoad
+from head.cli.chaos_streams import StreamLoad, greedy
 from head.cli.context import CliContext, pass_context
 from head.cli.output import note
 from head.cli.supervision import Supervisor
@@ -82,34 +79,40 @@ def chaos(
     if not yes:
         where = f"the services of {state.path} for {minutes:g} minutes"
         click.confirm(f"This kills, stops and cuts off {where}. Go on?", abort=True, err=True)
-    with ExitStack() as stack:
-        client = stack.enter_context(context.client())
+    with context.client() as client:
         name = _model(client, model)
         fleet = LocalFleet(state, name, stop_s=stop_s)
         possible = [kind for kind in kinds if _is_possible(kind, fleet)]
         if not possible:
             raise StartError("nothing of it can be done here; name others with --kinds")
-        ask = partial(_ask, client, name, max_new)
+        prompts = [_PROMPT.format(number=number) for number in range(streams)]
         load = StreamLoad(
             client,
-            ask,
+            greedy(client, name, prompts, max_new=max_new, exact=True),
             streams=streams,
-            prompts=streams,
+            prompts=len(prompts),
             exact=True,
             name=f"chaos-{secrets.token_hex(4)}",
         )
-        # Also after Ctrl-C, or the streams would go on at the head.
-        stack.callback(load.cancel)
-        note(f"asking {streams} prompts of {name} undisturbed")
-        load.learn()
         run = ChaosRun(client, fleet, load, name, note)
-        try:
-            run.run(possible, seconds=60 * minutes, least=len(possible))
-            load.finish(_FINISH_S)
-        finally:
-            _report(run)
+        note(f"asking {streams} prompts of {name} undisturbed")
+        _strike(run, possible, 60 * minutes)
     if not is_sound(figures(run.strikes, load.tally)):
         click.get_current_context().exit(_FAILED)
+
+
+def _strike(run: ChaosRun, kinds: list[Kind], seconds: float) -> None:
+    """Learn what is to come, strike, and say what came of it, however far it went."""
+    try:
+        run.load.learn()
+        try:
+            run.run(kinds, seconds=seconds, least=len(kinds))
+            run.load.finish(_FINISH_S)
+        finally:
+            _report(run)
+    finally:
+        # Also after Ctrl-C, or the streams would go on at the head.
+        run.load.cancel()
 
 
 def _is_possible(kind: Kind, fleet: LocalFleet) -> bool:
@@ -135,18 +138,6 @@ def _model(client: Client, named: str | None) -> str:
         return named
     what = f"{named} is not" if named else "no model is"
     raise NotFound(f"{what} ready to be asked for text; see: sfctl model ls")
-
-
-def _ask(client: Client, model: str, max_new: int, number: int, key: str) -> Call:
-    return client.generate(
-        model,
-        _PROMPT.format(number=number),
-        max_new=max_new,
-        temperature=0.0,
-        ignore_eos=True,
-        exact=True,
-        key=key,
-    )
 
 
 def _report(run: ChaosRun) -> None:

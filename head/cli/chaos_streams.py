@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from bus.call import Call
+from bus.client import Client
 from bus.client_events import OtherEvent, StreamEvent
 from bus.errors import NoHead, SuperfluidError, TimedOut
 from bus.messages.api import PlacedEvent, TokenEvent
@@ -41,6 +42,30 @@ class Door(Protocol):
 
 #: Starts the answer to the prompt of a number, under an idempotency key.
 Ask = Callable[[int, str], Call]
+
+
+def greedy(
+    client: Client,
+    model: str,
+    prompts: Sequence[str | Sequence[int]],
+    *,
+    max_new: int,
+    exact: bool,
+) -> Ask:
+    """Asks for answers of `max_new` tokens that are the same each time."""
+
+    def ask(number: int, key: str) -> Call:
+        return client.generate(
+            model,
+            prompts[number],
+            max_new=max_new,
+            temperature=0.0,
+            ignore_eos=True,
+            exact=exact,
+            key=key,
+        )
+
+    return ask
 
 
 @dataclass(slots=True)
@@ -140,13 +165,17 @@ class StreamLoad:
         """Ask every prompt once, as many together as later; keep the answers.
 
         Raises:
-            SuperfluidError: one of them failed, with nothing having been done to the fleet.
+            SuperfluidError: one of them failed, with nothing having been done to the fleet;
+                `cancel` ends the others.
         """
         found: list[tuple[int, ...]] = []
         while len(found) < self._prompts:
             numbers = range(len(found), min(self._prompts, len(found) + self._count))
-            calls = [self._ask(number, f"{self._name}-learn-{number}") for number in numbers]
-            found += [call.result().tokens for call in calls]
+            for number in numbers:
+                call = self._ask(number, f"{self._name}-learn-{number}")
+                self._open.append(_Stream(number, call))
+            found += [stream.call.result().tokens for stream in self._open]
+            self._open = []
         self._expected = found
 
     # --- while it is struck -------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 
 from bus.call import Call
 from bus.client_session import ClientSession
+from bus.errors import Internal
 from bus.messages.api import MARK, decode_body, encode_body
 from head.cli.chaos_streams import StreamLoad
 
@@ -25,6 +26,7 @@ class ScriptedDoor:
         self.script: list[tuple[float, int, Reply]] = []
         self.requests: list[bytes] = []
         self.attached: list[Reply] = []
+        self.cancelled: list[bytes] = []
 
     def clock(self) -> float:
         return self.now
@@ -34,6 +36,8 @@ class ScriptedDoor:
             body = decode_body(frames)
             if body["op"] == "generate":
                 self.requests.append(body["id"])
+            elif body["op"] == "cancel":
+                self.cancelled.append(body["about"])
             elif body["op"] == "attach":
                 for reply in self.attached:
                     self._give(body["id"], reply)
@@ -91,6 +95,9 @@ END: Reply = {
 }
 
 
+FAILED: Reply = {"code": "internal", "message": "x", "param": None, "details": {}}
+
+
 def load_on(door: ScriptedDoor, *, exact: bool = True) -> StreamLoad:
     """One stream at a time, whose undisturbed answer is known."""
     load = StreamLoad(door, door.ask, streams=1, prompts=1, exact=exact, name="t")
@@ -104,6 +111,16 @@ def run(door: ScriptedDoor, load: StreamLoad, *script: tuple[float, Reply]) -> N
     door.script = [(at, 1, reply) for at, reply in script]
     while door.script:
         load.turn(0.1)
+
+
+def test_what_is_learned_is_cancelled_when_one_of_it_fails() -> None:
+    door = ScriptedDoor()
+    load = StreamLoad(door, door.ask, streams=2, prompts=2, exact=True, name="t")
+    door.script = [(0.0, 1, token(0, 7)), (0.0, 0, {"kind": "error", "error": FAILED})]
+    with pytest.raises(Internal):
+        load.learn()
+    load.cancel()
+    assert door.cancelled == door.requests[1:]
 
 
 def test_a_whole_answer_is_complete_and_equal() -> None:
