@@ -32,7 +32,8 @@ class Suspicion:
 
     #: Deaths of workers that it was blamed for.
     deaths: int = 0
-    #: It runs beside no other answer that is set apart and has no token there yet.
+    #: It runs beside no other answer that is set apart and has no token there yet. Only one that
+    #: is blamed for a death is.
     set_apart: bool = False
     #: It was found to kill workers, and ends.
     guilty: bool = False
@@ -77,6 +78,8 @@ class Suspicion:
             self.deaths -= 1
             self.last = NO_WORKER
             self.guilty = False
+            if not self.deaths:
+                self.set_apart = False
 
 
 @dataclass(frozen=True, slots=True)

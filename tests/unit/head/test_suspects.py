@@ -67,3 +67,16 @@ def test_request_that_the_worker_had_not_begun_with_is_excused_of_that_death_onl
     suspicion.excuse((NODE, WorkerIncarnation(7)))
     suspicion.excuse((NODE, WorkerIncarnation(7)))
     assert suspicion.deaths == 0
+
+
+def test_request_that_is_excused_of_all_is_blamed_like_any_other_again() -> None:
+    excused, bad = Suspicion(), Suspicion()
+    # Blamed alone, since the other one has a token; but it had not even begun.
+    worker = (NODE, WorkerIncarnation(7))
+    blame([Suspect(excused, False), Suspect(bad, True)], worker)
+    assert excused.set_apart
+    excused.excuse(worker)
+    assert excused == Suspicion()
+    died(excused, bad)
+    assert (excused.deaths, bad.deaths) == (1, 1)
+    assert not excused.set_apart
