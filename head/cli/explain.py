@@ -7,30 +7,30 @@ from typing import Any
 
 import click
 
+from bus.messages.api import MAX_PROMPT_TOKENS, QOS_CLASSES
 from head.cli.context import CliContext, pass_context
+from head.cli.nodes import EXIT_NOT_HEALTHY
 from head.cli.output import format_option, human_age, note, print_json, print_rows
 
 _COLUMNS = ("node", "verdict", "busy", "cached", "estimate", "reason")
-_QOS = ("interactive", "completion", "agent", "background")
+#: Lengths that a request may have, in tokens.
+_LENGTH = click.IntRange(1, MAX_PROMPT_TOKENS)
 #: Milliseconds from which an estimate is shown in seconds.
 _SECONDS_FROM_MS = 10_000
-EXIT_NOT_HEALTHY = 3
 
 
 @click.command()
 @click.argument("model", required=False)
-@click.option(
-    "--tokens", type=click.IntRange(1, 1 << 20), help="The prompt's length.  [default: 256]"
-)
+@click.option("--tokens", type=_LENGTH, help="The prompt's length.  [default: 256]")
 @click.option("--session", help="Go on from this session; no MODEL is needed then.")
 @click.option(
     "--max-new",
-    type=click.IntRange(1, 1 << 20),
+    type=_LENGTH,
     default=256,
     show_default=True,
     help="The answer's length.",
 )
-@click.option("--qos", type=click.Choice(_QOS), help="The request's class.")
+@click.option("--qos", type=click.Choice(tuple(QOS_CLASSES)), help="The request's class.")
 @format_option
 @pass_context
 def explain(

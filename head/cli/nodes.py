@@ -63,7 +63,9 @@ def problems(status: Mapping[str, Any], command: Command = "sfctl {}".format) ->
         )
     found += store_problems(status, command)
     found += [
-        f"node {node['identity']} is down: {node.get('reason') or 'no reason known'}"
+        f"node {node['identity']} is down: {node.get('reason') or 'no reason known'}; it comes "
+        "back once its agent runs and reaches the head, or if it is gone for good: "
+        f"{command('node forget')} {quote(node['identity'])}"
         for node in nodes
         if node.get("state") == "down"
     ]

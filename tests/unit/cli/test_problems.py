@@ -34,7 +34,8 @@ def test_each_names_its_place() -> None:
     broken = _node("n1")
     broken["models"][0]["problem"] = "model.onnx is missing"
     assert problems(_report(broken, down, ready=False, nodes=[])) == [
-        "node n2 is down: silent for 30 s",
+        "node n2 is down: silent for 30 s; it comes back once its agent runs and reaches the head, "
+        "or if it is gone for good: sfctl node forget n2",
         "node n1 can not serve toy: model.onnx is missing",
         "model toy is not ready on any node",
     ]
