@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
@@ -58,7 +59,7 @@ class Fleet:
         node.capabilities = confirm.capabilities
         node.since_s = now
         node.down_reason = ""
-        node.left = node.says_draining = False
+        node.left = False
         self._by_link[link] = node
         self._take_status(node, confirm.models, confirm.host, now)
         return node
@@ -74,6 +75,7 @@ class Fleet:
         node.since_s = now
         node.down_reason = reason
         node.left = left
+        node.says_draining = False
         node.claims.clear()
         node.counts.clear()
         node.of_class.clear()
@@ -155,6 +157,10 @@ class Fleet:
                 node.cautious_until_s = now + self._return_s
             node.changed()
             self._worker_gone(node, model)
+
+    def served_until_s(self, model: ModelName) -> float:
+        """Of a model that no node serves: until when one did that failed; -inf for none."""
+        return max((node.served_until_s(model) for node in self.nodes), default=-math.inf)
 
     def loading(self, model: ModelName) -> bool:
         """Whether any node that is up is loading the model, or will as its worker just died."""

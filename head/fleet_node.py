@@ -99,6 +99,16 @@ class Node:
         worker, died_s = self.deaths.get(status.name, (None, 0.0))
         return status.worker == worker and self.status_at_s < died_s + STATUS_CROSSING_S
 
+    def served_until_s(self, model: ModelName) -> float:
+        """Of a model that it does not serve: until when it did, with its link or its worker lost.
+
+        -inf when neither was the reason.
+        """
+        status = self.models.get(model)
+        if not self.up and status is not None and status.phase == "ready":
+            return self.since_s
+        return self.deaths[model][1] if model in self.deaths else -math.inf
+
     def changes_phase(self, model: ModelName, phase: str) -> None:
         """The node was told to load or unload a model: what its next status will say.
 

@@ -126,6 +126,7 @@ class NodeOperations:
         """Give a node work again."""
         name = self._known(from_map(NodeRequest, request.body).name)
         self._mark(name, self._core.marks.drain(name, drained=False))
+        self._core.runs.drains.look(now)
         self._core.runs.waiting.schedule_all(now)
         self._end(request, self._shown(name))
 

@@ -96,6 +96,13 @@ def test_stream_that_no_other_node_can_take_runs_on_and_the_answer_says_why(
     assert [row.finish for row in bench.rows if isinstance(row, PutFinish)] == ["stop"]
 
 
+def test_node_that_gets_work_again_has_no_stream_that_has_to_move(bench: Bench) -> None:
+    bench.ask(max_new=10)
+    assert operate(bench, "node.drain")["stays"]
+    reply = operate(bench, "node.undrain")
+    assert (reply["state"], reply["generations"], reply["stays"]) == ("up", 1, "")
+
+
 def test_stream_that_stays_moves_to_a_node_that_comes(bench: Bench) -> None:
     bench.ask(max_new=10)
     operate(bench, "node.drain")
@@ -223,6 +230,14 @@ def test_a_node_that_says_that_it_leaves_is_drained_until_it_says_otherwise(benc
     assert (len(bench.on(2, GenerateReq)), states(bench)["n1"]) == (1, "drained")
     bench.hear(1, NodeStatus(models=models))
     assert states(bench)["n1"] == "up"
+
+
+def test_a_node_that_left_is_not_taken_for_one_that_was_drained(bench: Bench) -> None:
+    models = tuple(bench.core.fleet.by_link(1).models.values())  # type: ignore[union-attr]
+    bench.hear(1, NodeStatus(models=models, draining=True))
+    bench.down(1, left=True)
+    (node,) = operate(bench, "nodes")["nodes"]
+    assert (node["state"], node["draining"]) == ("left", False)
 
 
 @pytest.mark.parametrize("op", ["node.drain", "node.undrain"])
