@@ -42,7 +42,7 @@ class _Running:
     todo: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Preference:
     """An answer waits for a node that holds its prefix, though others are open.
 
@@ -80,7 +80,8 @@ class Affinity:
     # --- an answer waits ----------------------------------------------------------------------
 
     def queued(self, answer: Answer) -> None:
-        """An answer waits for a node."""
+        """An answer waits for a node; if it was on one, it is there no more."""
+        self.ended(answer)
         self._chains[answer.id] = self.chain_of(answer)
 
     def chain_of(self, answer: Answer) -> list[bytes]:
@@ -102,12 +103,11 @@ class Affinity:
         chain = prompt_chain(chain_seed(model), context)[: reusable_blocks(count_ids(context))]
         return self.beliefs.cached(model, chain) if chain else NOTHING
 
-    def prefers(self, answer: int, node: NodeIdentity, wait_s: float, now: float) -> Preference:
+    def prefers(self, answer: int, node: NodeIdentity, wait_s: float, now: float) -> None:
         """It waits for a node that is full, for so long at most."""
         known = self._preferences.get(answer)
         since_s = known.since_s if known is not None else now
-        made = self._preferences[answer] = Preference(node, since_s, now + wait_s)
-        return made
+        self._preferences[answer] = Preference(node, since_s, now + wait_s)
 
     def preference(self, answer: int) -> Preference | None:
         """The node that an answer waits for; None when it goes to any."""
@@ -143,13 +143,16 @@ class Affinity:
     def finished(self, answer: Answer, cached_tokens: int) -> None:
         """Its worker ended it, and says how much of its context it had.
 
+        One that ended before its first token, as by a refusal, may never have looked for it.
+
         Args:
             answer: with all its tokens.
         """
-        self.began(answer)
-        run = self._running.pop(answer.id, None)
-        if run is None:
+        run = self._running.get(answer.id)
+        if run is None or run.todo:
+            self.ended(answer)
             return
+        del self._running[answer.id]
         self.beliefs.finished(run.node, answer.model, run.worker, run.believed, cached_tokens)
         # Keys and values of the last token are not computed.
         if (answer.context_tokens - 1) // BLOCK_TOKENS > len(run.hashes) // HASH_BYTES:

@@ -105,7 +105,7 @@ class Drains:
             raise ValueError(f"session {session.id} runs without an answer")
         if answer.tokens and not answer.remaining:
             return _ENDS
-        placement = self._waiting.where(answer, now)
+        placement = self._waiting.where_at_once(answer, now)
         if placement.node is not None:
             why = f"node {node.identity} is drained"
             self._failover.move(session, why, now, to=placement.node)

@@ -124,7 +124,7 @@ class Failover:
             if to is None:
                 self._waiting.add(answer, now)
             else:
-                self._generations.start(answer, to, now)
+                self._waiting.place_on(answer, to, now)
 
     def end(
         self, session: Session, finish: str, now: float, error: SuperfluidError | None = None
@@ -292,7 +292,7 @@ class Failover:
     ) -> None:
         """The node does not go on with an answer under its constraint: the next one, if any."""
         answer.tried[placed.node] = (placed.incarnation or 0, message)
-        if self._waiting.where(answer, now).error is None:
+        if self._waiting.where_at_once(answer, now).error is None:
             why = f"{placed.node} can not go on under its constraint ({message})"
             self.move(session, why, now)
             return

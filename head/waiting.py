@@ -9,14 +9,12 @@ for that node while others are open (head/placement.py); those behind it go on.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from bus.capabilities import BLOBS, SAMPLING
 from bus.errors import Expired, Internal, NodeLost, NoNode, SuperfluidError
-from bus.ids import ModelName, NodeIdentity, NumericsId, count_ids
+from bus.ids import ModelName, NodeIdentity
 from bus.messages.api import QueuedEvent
 from bus.qos import LOWEST_CLASS, MAY_PREEMPT
 from bus.timers import Timers
@@ -25,9 +23,10 @@ from head.answers import QUEUED, Answer
 from head.book import AnswerBook
 from head.fleet import RETURN_S, Fleet
 from head.outbox import Outbox
-from head.placement import DEFAULT_OPTIONS, POLICIES, Placement, PlacementOptions, place
+from head.placement import DEFAULT_OPTIONS, Placement, PlacementOptions
+from head.placer import Holder, Placer, SetApart
 from head.queueing import DEFAULT_LIMIT, LOOK_AHEAD, Entry, RequestQueue
-from head.snapshot import NOTHING, NodeView, PlacementRequest
+from head.snapshot import PlacementRequest
 from head.texts import TextDesk
 
 #: How long a node that declined for a passing reason is left alone by the answer, and how often.
@@ -38,10 +37,6 @@ RECHECK_S = 1.0
 
 #: Starts an answer on the node that was chosen.
 Start = Callable[[Answer, NodeIdentity, float], None]
-#: The node that holds an answer's session already, if one does, and how many tokens of it.
-Holder = Callable[[Answer], tuple[NodeIdentity, int] | None]
-#: The nodes on which an answer that is set apart of this model stands alone for now.
-SetApart = Callable[[ModelName], frozenset[NodeIdentity]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,20 +81,28 @@ class WaitingLine:
     ) -> None:
         self._policy = policy
         self._failover_wait_s = failover_wait_s
-        self._holder = holder
-        self._set_apart_on = set_apart_on
         self._outbox = outbox
         self._book = book
         self._fleet = fleet
-        self._texts = texts
         self._timers = timers
         self._start = start
         self._affinity = Affinity(context_of)
-        self._keeps_prefixes = POLICIES[policy.placement].keeps_prefixes
         fleet.on_worker_gone = self._affinity.worker_gone
+        self._placer = Placer(
+            policy=policy.placement,
+            options=policy.options,
+            fleet=fleet,
+            texts=texts,
+            affinity=self._affinity,
+            holder=holder,
+            set_apart_on=set_apart_on,
+        )
+        self.wanted = self._placer.wanted
+        self.where_at_once = self._placer.where_at_once
         self._queues: dict[ModelName, RequestQueue] = {}
         #: The one timer of each queue that looks again, and when it is due.
         self._rechecks: dict[ModelName, tuple[int, float]] = {}
+        self._started_s = now
         #: Until then nodes may be on their way: the head or a link to a node is new.
         self._settled_s = now + policy.node_wait_s
 
@@ -130,7 +133,7 @@ class WaitingLine:
         answer.stage = QUEUED
         if answer.key is not None or answer.is_turn:
             self._book.store(answer)
-        if self._keeps_prefixes:
+        if self._placer.keeps_prefixes:
             self._affinity.queued(answer)
         self.schedule(answer.model, now)
         if answer.stage == QUEUED:
@@ -148,6 +151,14 @@ class WaitingLine:
         if queue is not None:
             queue.remove(answer.id)
 
+    def place_on(self, answer: Answer, identity: NodeIdentity, now: float) -> None:
+        """Run an answer on the node that was chosen; it is in no queue."""
+        self._timers.cancel(answer.budget_timer)
+        node = self._fleet.get(identity)
+        if self._placer.keeps_prefixes and node is not None:
+            self._affinity.started(answer, identity, node.models[answer.model].worker)
+        self._start(answer, identity, now)
+
     def began(self, answer: Answer) -> None:
         """The first token came since an answer was placed."""
         self._affinity.began(answer)
@@ -157,7 +168,7 @@ class WaitingLine:
         self._affinity.finished(answer, cached_tokens)
 
     def ended(self, answer: Answer) -> None:
-        """An answer that ran is over, however it ended."""
+        """An answer is over, however it ended."""
         self._affinity.ended(answer)
 
     def unsettle(self, now: float) -> None:
@@ -180,33 +191,12 @@ class WaitingLine:
         answer.resting[node] = why
         self._timers.at(now + REST_S, rested)
 
-    def where(self, answer: Answer, now: float) -> Placement:
-        """Where an answer that runs could go on at once; nothing changes."""
-        request = replace(self._request(answer, now), passed_s=math.inf)
-        return self._place(answer, request, now)
-
-    def wanted(self, model: ModelName, context: bytes, expected_tokens: int) -> PlacementRequest:
-        """What placement would have to know of a new request with this context, packed ids."""
-        cached = NOTHING
-        if self._keeps_prefixes:
-            cached = self._affinity.cached_context(model, context)
-        return PlacementRequest(
-            model=model,
-            prompt_tokens=count_ids(context),
-            expected_tokens=expected_tokens,
-            tokenizer_digest=self._texts.digest(model),
-            cached=cached,
-        )
-
     def explain(self, request: PlacementRequest, qos: int, now: float) -> Explained:
         """Where a request would go that came now, and who would go before it."""
-        policy, queue = self._policy.placement, self._queues.get(request.model)
-        request = replace(request, qos=qos)
-        prefilling = self._affinity.prefilling(request.model)
-        snapshot = self._fleet.snapshot(request.model, now, prefilling=prefilling)
+        queue = self._queues.get(request.model)
         return Explained(
-            policy=policy,
-            placement=place(policy, snapshot, request, self._policy.options),
+            policy=self._placer.policy,
+            placement=self._placer.where_new(replace(request, qos=qos), now),
             queue=queue,
             position=queue.would_wait_behind(qos, now) if queue is not None else 0,
         )
@@ -250,10 +240,10 @@ class WaitingLine:
             if (node := self._still_prefers(answer, now)) is not None:
                 awaited[node] += 1
                 continue
-            placement = self._place(answer, self._request(answer, now), now, awaited)
+            placement = self._placer.where(answer, now, awaited)
             if placement.node is not None:
                 queue.take(entry.answer, now)
-                self._goes(answer, placement.node, now)
+                self.place_on(answer, placement.node, now)
             elif placement.waits_for is not None:
                 awaited[placement.waits_for] += 1
                 self._affinity.prefers(answer.id, placement.waits_for, placement.wait_s, now)
@@ -269,7 +259,7 @@ class WaitingLine:
 
     def _refuse_hopeless(self, answer: Answer, now: float) -> None:
         """End an answer now that would be refused once those before it are gone."""
-        placement = self._place(answer, self._request(answer, now), now)
+        placement = self._placer.where(answer, now)
         if placement.fails is not None and not self._may_wait(answer, placement.fails, now):
             self._refuse(answer, placement, now)
 
@@ -287,37 +277,37 @@ class WaitingLine:
         self.recheck(answer.model, wanted.until_s)
         return wanted.node
 
-    def _goes(self, answer: Answer, identity: NodeIdentity, now: float) -> None:
-        self._timers.cancel(answer.budget_timer)
-        node = self._fleet.get(identity)
-        if self._keeps_prefixes and node is not None:
-            self._affinity.started(answer, identity, node.models[answer.model].worker)
-        self._start(answer, identity, now)
-
     def _may_wait(self, answer: Answer, fails: type[SuperfluidError], now: float) -> bool:
         """Whether a node may come in time for an answer that no node can take now."""
         if answer.resting:
             return True
-        if self._avoided(answer):
+        if self._placer.avoided(answer):
             self.recheck(answer.model, now + RECHECK_S)
             return True
         if answer.failed_s is not None:
-            until = answer.failed_s + self._failover_wait_s
+            until = self._alone_since_s(answer) + self._failover_wait_s
             # A node that has come is waited for as long as it takes to load, which has a limit.
             if now >= until and not self._fleet.loading(answer.model):
                 return False
             at = now + RECHECK_S
             self.recheck(answer.model, min(until, at) if now < until else at)
             return True
-        if fails is not NoNode:
+        until = self._alone_since_s(answer) + self._policy.node_wait_s
+        if fails is not NoNode or now >= until:
             return False
-        until = answer.accepted_s + self._policy.node_wait_s
         settling = now < self._settled_s and not answer.tried
-        coming = settling or self._fleet.loading(answer.model)
-        if not coming or now >= until:
+        if not settling and not self._fleet.loading(answer.model):
             return False
         self.recheck(answer.model, min(until, max(self._settled_s, now + RECHECK_S)))
         return True
+
+    def _alone_since_s(self, answer: Answer) -> float:
+        """From when on an answer that no node can take waits for one to come.
+
+        While a node served its model, it waited for room there, which is no fault of the fleet.
+        """
+        own_s = answer.accepted_s if answer.failed_s is None else answer.failed_s
+        return max(own_s, self._started_s, self._fleet.served_until_s(answer.model))
 
     def _expire(self, queue: RequestQueue, now: float) -> None:
         for entry in queue.expired(now):
@@ -331,74 +321,23 @@ class WaitingLine:
                 )
                 self._book.end(answer, "error", now, error)
 
-    def _place(
-        self,
-        answer: Answer,
-        request: PlacementRequest,
-        now: float,
-        awaited: Mapping[NodeIdentity, int] = NOTHING,
-    ) -> Placement:
-        prefilling = self._affinity.prefilling(answer.model)
-        snapshot = self._fleet.snapshot(answer.model, now, awaited, prefilling)
-        policy, options = self._policy.placement, self._policy.options
-        holder = self._holder(answer)
-        if holder is not None and self._keeps_prefixes:
-            node, tokens = holder
-            tokens = max(tokens, request.cached.get(node, 0))
-            request = replace(request, cached={**request.cached, node: tokens})
-        elif holder is not None:
-            there = tuple(view for view in snapshot.nodes if view.identity == holder[0])
-            placed = place(policy, replace(snapshot, nodes=there), request, options)
-            if placed.node is not None and _has_free_lane(there):
-                return placed
-        return place(policy, snapshot, request, options)
-
-    def _request(self, answer: Answer, now: float) -> PlacementRequest:
-        """What placement has to know of an answer."""
-        lost_node = bool(answer.tokens) or answer.failed_s is not None
-        wanted = self._affinity.preference(answer.id)
-        passed_s = math.inf if lost_node else 0.0 if wanted is None else now - wanted.since_s
-        return PlacementRequest(
-            model=answer.model,
-            prompt_tokens=answer.context_tokens,
-            expected_tokens=answer.remaining,
-            qos=answer.qos,
-            tokenizer_digest=answer.tokenizer_digest or self._texts.digest(answer.model),
-            prefer_numerics=NumericsId(answer.numerics if answer.tokens else ""),
-            excluded=frozenset(self._refusals(answer)) | self._avoided(answer),
-            needs=_needs(answer),
-            cached=self._affinity.cached(answer) if self._keeps_prefixes else NOTHING,
-            passed_s=passed_s,
-            lost_node=lost_node,
-        )
-
-    def _refusals(self, answer: Answer) -> dict[NodeIdentity, str]:
-        """The nodes that an answer does not go to now, with why. One that restarted is new."""
-        tried = {
-            node: why
-            for node, (incarnation, why) in answer.tried.items()
-            if (known := self._fleet.get(node)) and known.incarnation == incarnation
-        }
-        return tried | answer.resting
-
-    def _avoided(self, answer: Answer) -> frozenset[NodeIdentity]:
-        if not answer.suspicion.set_apart:
-            return frozenset()
-        return self._set_apart_on(answer.model)
-
     def _no_place(self, answer: Answer, placement: Placement, now: float) -> SuperfluidError:
         error = placement.error or Internal("no placement and no reason")
-        refusals = self._refusals(answer)
+        refusals = self._placer.refusals(answer)
         said = "; ".join(f"{node}: {why}" for node, why in sorted(refusals.items()))
         if answer.failed_s is not None:
             return self._node_lost(answer, said or error.message, now)
         if isinstance(error, NoNode) and refusals:
-            return NoNode(f"every node declined the request ({said})", details=error.details)
+            return NoNode(
+                f"every node declined the request ({said}); ask again, or look at them with: "
+                "sfctl node ls",
+                details=error.details,
+            )
         return error
 
     def _node_lost(self, answer: Answer, why_none: str, now: float) -> NodeLost:
         offset = len(answer.tokens)
-        waited_s = now - (answer.failed_s or now)
+        waited_s = now - self._alone_since_s(answer)
         return NodeLost(
             f"{answer.failure} after {offset} tokens of the answer, and within {waited_s:.0f} s no "
             f"node could go on ({why_none}); the tokens are kept: attach with session "
@@ -410,17 +349,3 @@ class WaitingLine:
         position = queue.position(answer.id) or 0
         for subscription in answer.subscriptions:
             self._outbox.reply(subscription.event(QueuedEvent(position=position)))
-
-
-def _needs(answer: Answer) -> tuple[str, ...]:
-    """The capabilities that a node must have to run it as asked."""
-    wanted = {BLOBS: bool(answer.blobs), SAMPLING: not answer.sampling.is_plain}
-    return tuple(name for name, is_wanted in wanted.items() if is_wanted)
-
-
-def _has_free_lane(views: Iterable[NodeView]) -> bool:
-    """Whether nodes could all begin with one more generation at once."""
-    return all(
-        view.serving is not None and view.serving.in_flight < view.serving.lanes_total
-        for view in views
-    )

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bus.ids import WorkerIncarnation
-from bus.messages.link import Lost
-from tests.harness.head_bench import TOY
+from bus.messages.link import Declined, Lost
+from tests.harness.head_bench import TOY, run
 from tests.harness.placing_bench import PlacingBench
 
 PROMPT = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
@@ -165,6 +165,53 @@ def test_a_worker_that_dies_takes_what_it_held_along(bench: PlacingBench) -> Non
         ),
     )
     assert believed(bench, *PROMPT)["a"] == 0
+
+
+@pytest.mark.parametrize("finish", ["refused", "expired"])
+def test_an_end_before_the_first_token_says_nothing_of_what_its_node_holds(
+    finish: str, bench: PlacingBench
+) -> None:
+    bench.request(*PROMPT)
+    bench.end(0)
+    assert bench.request(*PROMPT) == "a"
+    bench.hear(1, run(bench.requests()[1][1], 0, finish=finish))
+    assert believed(bench, *PROMPT)["a"] == 640
+
+
+def test_a_stream_that_a_drain_moves_is_counted_where_it_goes(bench: PlacingBench) -> None:
+    assert bench.request(*PROMPT) == "a"
+    bench.begin(0)
+    bench.operation("node.drain", name="a")
+    assert bench.where(1) == "b"
+    bench.end(1)
+    assert believed(bench, *PROMPT)["b"] == 640
+
+
+def test_a_prompt_that_its_node_declined_is_not_to_be_computed_there() -> None:
+    bench = PlacingBench()
+    bench.join(1, "a")
+    bench.request(*PROMPT)
+
+    def estimate_ms() -> float:
+        (node,) = explain(bench, prompt_tokens=100, max_new=100)["nodes"]
+        return float(node["estimate_ms"])
+
+    # 642 and 100 tokens of prompts, and an answer of 1,000 ms.
+    assert estimate_ms() == 1742.0
+    request = bench.requests()[0][1]
+    bench.hear(
+        1,
+        Declined(
+            session=request.session,
+            epoch=request.epoch,
+            command=request.command,
+            generation=request.generation,
+            code="queue_full",
+            message="",
+        ),
+    )
+    assert bench.core.runs.waiting.counts() == {TOY: 1}
+    assert estimate_ms() == 1100.0
 
 
 def test_a_new_worker_or_a_model_that_is_unloaded_holds_nothing(bench: PlacingBench) -> None:

@@ -1,4 +1,4 @@
-"""How long a stream that lost its node waits: for a node to come, and for one that loads."""
+"""How long answers wait when no node could take them: for one to come, and for one that loads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from bus.ids import NodeIdentity, WorkerIncarnation
 from bus.messages.link import GenerateReq, NodeConfirm, NodeStatus
 from bus.messages.parts import ModelStatus
-from tests.harness.head_bench import TOY, Bench, run
+from tests.harness.head_bench import ADMITTED_ANSWER, TOY, Bench, run
 from tests.harness.memory_parts import DIGEST
 
 LOADING = ModelStatus(name=TOY, phase="loading")
@@ -77,3 +77,43 @@ def test_the_wait_begins_anew_with_the_next_failure(bench: Bench) -> None:
     assert errors(bench) == []
     bench.wait(1.1)
     assert [error["details"]["offset"] for error in errors(bench)] == [2]
+
+
+def test_a_request_that_waited_for_a_lane_is_not_refused_the_moment_its_node_goes() -> None:
+    bench = Bench()
+    bench.node(1)
+    for number in range(3):
+        bench.ask(b"r%d" % number, max_new=10, qos="background")
+    # It goes before them, were there a lane.
+    bench.ask(b"waits", max_new=10, qos="agent")
+    assert bench.core.runs.waiting.counts() == {TOY: 1}
+    bench.wait(60.0)
+    bench.down(1, left=True)
+    bench.wait(9.9)
+    assert errors(bench) == []
+    bench.wait(0.2)
+    assert [error["code"] for error in errors(bench)] == ["no_node"]
+
+
+def test_a_stream_that_waited_for_room_waits_for_a_node_as_long_as_any_other() -> None:
+    bench = Bench()
+    bench.node(1, "n1")
+    bench.node(2, "n2")
+    for number in range(6):
+        bench.ask(b"r%d" % number, max_new=10)
+    bench.down(1, left=True)
+    assert bench.core.runs.waiting.counts() == {TOY: 3}
+    bench.wait(60.0)
+    bench.down(2, left=True)
+    bench.wait(29.9)
+    assert errors(bench) == []
+    bench.wait(0.2)
+    assert [error["code"] for error in errors(bench)] == ["node_lost"] * 6
+    assert all("within 30 s" in error["message"] for error in errors(bench))
+
+
+def test_a_request_that_waited_when_the_head_ended_waits_for_nodes_to_come_back() -> None:
+    bench = Bench(replace(ADMITTED_ANSWER, created_wall_s=1e9 - 60.0))
+    bench.wait(9.0)
+    bench.node(1)
+    assert len(bench.on(1, GenerateReq)) == 1
