@@ -1,7 +1,7 @@
-"""Running answers: the tokens that come back, how they end, and what the head's core drives.
+"""Running answers: the parts that act on what nodes say and on what clients stop, put together.
 
-A generation that fails is no end of its answer: see head/failover.py. What a node still has after
-its link was lost is settled by head/reconcile.py.
+The tokens that come back are head/token_intake.py. A generation that fails is no end of its answer:
+see head/failover.py. What a node still has after its link was lost is settled by head/reconcile.py.
 """
 
 from __future__ import annotations
@@ -9,31 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bus.blob_sender import BlobSource
-from bus.head_session import HeadSession, Receipt, Verdict
-from bus.ids import (
-    Epoch,
-    ModelName,
-    NodeIdentity,
-    SessionId,
-    WorkerIncarnation,
-    count_ids,
-    pack_ids,
-    unpack_ids,
-)
-from bus.messages.link import (
-    LeaseGrant,
-    LeaseRenew,
-    NodeConfirm,
-    Refused,
-    SessionRevoke,
-    TokenEvents,
-)
+from bus.head_session import HeadSession
+from bus.ids import Epoch, ModelName, NodeIdentity, SessionId, WorkerIncarnation, pack_ids
+from bus.messages.link import LeaseGrant, LeaseRenew, NodeConfirm, Refused, SessionRevoke
 from bus.messages.link_parking import SessionParked
-from bus.messages.parts import Finish, TokenRun
 from bus.timers import Timers
-from head.accounts import keep_account
 from head.acks import AckDesk
-from head.answers import FINISH_NAMES, QUEUED, RUNNING, Answer, until_stop
+from head.answers import QUEUED, RUNNING, Answer
 from head.blobs import BlobDesk
 from head.book import AnswerBook
 from head.drains import Drains
@@ -47,13 +29,11 @@ from head.numbers import Numbers
 from head.outbox import Outbox
 from head.parking import ParkingDesk
 from head.reconcile import Reconciler
-from head.rows import MarkSent, PutTokens, StoredAnswer
-from head.sessions import Placed, Session, Sessions
+from head.rows import StoredAnswer
+from head.sessions import Placed, Sessions
 from head.texts import TextDesk
+from head.token_intake import TokenIntake
 from head.waiting import WaitingLine, WaitingPolicy
-
-#: A stream is acknowledged at once when it passes a multiple of this: a quarter of the window.
-ACK_EVERY_EVENTS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +55,7 @@ class RunPolicy:
 
 
 class Runs:
-    """Owned by the core. Takes what nodes say and what clients stop; owns the parts that act on it.
+    """Owned by the core. Hands on what nodes say and what clients stop; owns the parts that act.
 
     Invariant: `sessions` holds every session with a running answer or a place on a node.
     """
@@ -98,7 +78,6 @@ class Runs:
         self._outbox = outbox
         self._book = book
         self._fleet = fleet
-        self._texts = texts
         self.sessions = Sessions()
         self.acks = AckDesk(outbox, timers)
         self.blobs = BlobDesk(outbox, files, timers)
@@ -158,6 +137,18 @@ class Runs:
             timers=timers,
             files_on=lambda node: self.made.files_on(node),
         )
+        self._intake = TokenIntake(
+            outbox=outbox,
+            book=book,
+            texts=texts,
+            acks=self.acks,
+            sessions=self.sessions,
+            generations=self._generations,
+            waiting=self.waiting,
+            failover=self._failover,
+        )
+        self.token_events = self._intake.token_events
+        self.caught_up = self._intake.caught_up
         self.lost = self._failover.lost
         self.declined = self._failover.declined
         self.need_full = self._failover.need_full
@@ -249,143 +240,6 @@ class Runs:
 
     def _revoke_unknown(self, session: SessionId, epoch: Epoch) -> SessionRevoke:
         return HeadSession(session, epoch, self._numbers.commands.next).revoke("unknown")
-
-    # --- tokens -------------------------------------------------------------------------------
-
-    def token_events(self, link: LinkKey, events: TokenEvents, now: float) -> None:
-        for run in events.runs:
-            self._token_run(link, run, now)
-        self.acks.message_ended(link)
-
-    def _token_run(self, link: LinkKey, run: TokenRun, now: float) -> None:
-        session = self._generations.running.get(run.generation)
-        if session is None:
-            # Of an answer that is over, or moved on: the node need not keep it.
-            end = run.first_seq + count_ids(run.ids) + (run.finish is not None)
-            if self.acks.note_stray(link, run.generation, end, now) and run.finish is not None:
-                self.acks.owe(link)
-            return
-        answer, placed = session.answer, session.placed
-        if answer is None or placed is None or placed.link != link:
-            return
-        protocol = placed.protocol
-        before = protocol.next_seq
-        receipt = protocol.accept(run)
-        if receipt.verdict is Verdict.STALE:
-            return
-        if receipt.verdict is Verdict.GAP:
-            self._failover.broke_protocol(session, placed, "left out tokens of an answer", now)
-            return
-        if (what := self._fault(answer, run, receipt)) is not None:
-            self._failover.broke_protocol(session, placed, what, now)
-            return
-        crossed = protocol.next_seq // ACK_EVERY_EVENTS != before // ACK_EVERY_EVENTS
-        urgent = crossed or receipt.finish is not None
-        if receipt.finish is not None or not answer.is_held_back:
-            self.acks.note(link, run.generation, protocol.next_seq, now, urgent=urgent)
-        if receipt.verdict is Verdict.FRESH:
-            self._take(session, answer, placed, receipt, now)
-
-    def caught_up(self, answer: Answer, now: float) -> None:
-        """A reader of an answer took more, or went away: its node need not wait for it now.
-
-        A node is held back by what is not acknowledged to it: it fills its window, and pauses.
-        """
-        session = self.sessions.of(answer) if answer.pause_when_slow else None
-        placed = session.placed if session is not None else None
-        if placed is None or placed.link is None or answer.is_held_back:
-            return
-        protocol = placed.protocol
-        if protocol.is_generating and protocol.generation is not None:
-            self.acks.note(placed.link, protocol.generation, protocol.next_seq, now, urgent=True)
-
-    def _take(
-        self, session: Session, answer: Answer, placed: Placed, receipt: Receipt, now: float
-    ) -> None:
-        """Keep what a run brought, up to the first stop string, and end the answer at its end."""
-        kept, stop = until_stop(answer, receipt.ids, self._texts)
-        self._count(answer, placed, receipt)
-        self._take_tokens(session, answer, placed, receipt.first(kept), now)
-        if receipt.finish is not None:
-            self.waiting.finished(answer, receipt.finish.usage.cached_tokens)
-        finish = receipt.finish
-        # What ran out of time with the very token that ends it has run out of time first.
-        expired = finish is not None and finish.reason == "expired"
-        if stop and not (expired and kept == count_ids(receipt.ids)):
-            answer.stop = stop
-            self._failover.end(session, "stop", now)
-        elif finish is not None:
-            self._finished(session, answer, placed, finish, now)
-        else:
-            self._book.pump(answer)
-
-    @staticmethod
-    def _count(answer: Answer, placed: Placed, receipt: Receipt) -> None:
-        """Count what its node computed and found before the first token of a generation."""
-        if receipt.first_seq == 0 and receipt.ids and answer.is_replaying:
-            context = answer.prompt_tokens + placed.first_offset
-            answer.replayed_tokens += max(context - receipt.cached, 0)
-            answer.is_replaying = False
-        elif receipt.first_seq == 0 and receipt.cached:
-            answer.cached_tokens = min(receipt.cached, answer.prompt_tokens)
-        elif receipt.finish is not None and not placed.first_offset and not answer.cached_tokens:
-            # A node of an older version says it at the end only.
-            cached = receipt.finish.usage.cached_tokens
-            answer.cached_tokens = min(cached, answer.prompt_tokens)
-
-    def _fault(self, answer: Answer, run: TokenRun, receipt: Receipt) -> str | None:
-        """What is wrong with a run of an answer's generation, to be said of its node."""
-        if count_ids(receipt.ids) > answer.remaining:
-            return "made more tokens than were asked for"
-        size = self._texts.vocabulary_size(answer.model, answer.tokenizer_digest)
-        if size and receipt.ids and (highest := max(unpack_ids(receipt.ids))) >= size:
-            return f"made token id {highest}; {answer.model} has ids 0 to {size - 1}"
-        if len(run.logprobs) != answer.sampling.record_bytes * count_ids(run.ids):
-            return "sent other log-probabilities than were asked for"
-        return None
-
-    def _take_tokens(
-        self, session: Session, answer: Answer, placed: Placed, receipt: Receipt, now: float
-    ) -> None:
-        generation, ids = placed.protocol.generation, receipt.ids
-        if not ids or generation is None:
-            return
-        offset = len(answer.tokens)
-        answer.first_token_s = answer.first_token_s or now
-        self._failover.went_on(session, placed)
-        if offset == placed.first_offset:
-            self._outbox.persist(MarkSent(answer=answer.id))
-            self.waiting.began(answer)
-            if answer.suspicion.set_apart:
-                self.waiting.recheck(session.model, now)
-        answer.tokens.extend(unpack_ids(ids))
-        answer.logprobs += receipt.logprobs
-        self._outbox.persist(
-            PutTokens(
-                answer=answer.id,
-                generation=generation,
-                offset=offset,
-                ids=ids,
-                logprobs=receipt.logprobs,
-                used_ms=answer.budget_used_ms(now),
-            )
-        )
-        answer.progress(len(answer.tokens) - placed.first_offset)
-        if offset == placed.first_offset or answer.account is not None:
-            keep_account(answer, self._outbox)
-
-    def _finished(
-        self, session: Session, answer: Answer, placed: Placed, finish: Finish, now: float
-    ) -> None:
-        name = FINISH_NAMES.get(finish.reason)
-        if name is None:
-            self._book.pump(answer)
-            self._failover.engine_error(session, placed, finish, now)
-        else:
-            if answer.sampling.stop and answer.reader is None:
-                # Without the tokenizer the node's word is all there is.
-                answer.stop = finish.stop
-            self._failover.end(session, name, now)
 
     # --- ends ---------------------------------------------------------------------------------
 

@@ -42,8 +42,9 @@ CORES = [
         "head/suspects.py",
     ),
     *("head/fleet.py", "head/fleet_node.py", "head/gate.py", "head/outbox.py"),
-    *("head/placement.py", "head/queueing.py"),
-    *("head/reports.py", "head/runs.py", "head/texts.py", "head/waiting.py"),
+    *("head/placement.py", "head/placer.py", "head/queueing.py"),
+    *("head/reports.py", "head/runs.py", "head/texts.py", "head/token_intake.py"),
+    "head/waiting.py",
 ]
 FORBIDDEN = {"time", "datetime", "random", "secrets", "socket", "zmq", "threading", "sqlite3", "os"}
 

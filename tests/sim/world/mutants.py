@@ -118,10 +118,10 @@ COMMITS = (
 EPOCHS = (
     Mutant(
         name="no_head_epoch_check",
-        target="head.runs:Runs._token_run",
+        target="head.token_intake:TokenIntake._token_run",
         find="session = self._generations.running.get(run.generation)",
         replace=(
-            "session = self.sessions.get(run.session)\n"
+            "session = self._sessions.get(run.session)\n"
             "    if session is not None and session.placed is not None "
             "and session.placed.protocol.is_generating:\n"
             "        run = __import__('dataclasses').replace(run, "
@@ -229,7 +229,7 @@ EVENTS = (
     ),
     Mutant(
         name="finish_never_acknowledged",
-        target="head.runs:Runs._token_run",
+        target="head.token_intake:TokenIntake._token_run",
         find="protocol.next_seq, now, urgent=urgent",
         replace=("protocol.next_seq - (receipt.finish is not None), now, urgent=urgent"),
         profiles=("multi-turn", "calm"),
