@@ -17,10 +17,9 @@ from bus.errors import Invalid
 from bus.ids import Epoch, SessionId
 from bus.messages import link
 from bus.messages.link_parking import SessionForget, SessionPark, SessionRestore
+from bus.messages.parts import CommandRef
 from bus.node_leases import NodeLeases
-
-#: The lowest class of service; what lies above counts as it.
-QOS_LOWEST = 3
+from bus.qos import LOWEST_CLASS
 
 #: Reasons of Refused and Declined beside the codes of bus/errors.py.
 STALE_EPOCH = "stale_epoch"
@@ -29,10 +28,6 @@ UNKNOWN_EPOCH = "unknown_epoch"
 FENCED = "fenced"
 CONTEXT_MISMATCH = "context_mismatch"
 TOO_MANY_SESSIONS = "too_many_sessions"
-
-
-#: What is refused when the session is not held under just this epoch.
-_OfHeld = link.AppendContent | link.GenerateReq | link.GenerateCancel | SessionRestore
 
 
 class SessionCommands:
@@ -92,19 +87,24 @@ class SessionCommands:
             self._generations.end_session(held.session)
             held.fenced = False
         held.epoch, held.model = message.epoch, message.model
-        held.qos = min(message.qos, QOS_LOWEST)
+        held.qos = min(message.qos, LOWEST_CLASS)
         held.applied(message.command)
         self.highest_epoch = max(self.highest_epoch, message.epoch)
         self._leases.start(held.session, held.epoch, since=now, length_s=message.lease_ms / 1000)
 
     def _revoke(self, message: link.SessionRevoke, now: float) -> None:
+        self._give_up(message)
+
+    def _give_up(self, message: CommandRef) -> Held | None:
+        """Hold the session no more; what was held, unless that is of a higher epoch."""
         held = self._held.get(message.session)
         if held is None:
-            return
+            return None
         if message.epoch < held.epoch:
             self._refuse(message, STALE_EPOCH)
-            return
+            return None
         self.drop(held)
+        return held
 
     def drop(self, held: Held) -> None:
         """Hold a session no more."""
@@ -182,15 +182,10 @@ class SessionCommands:
             self._generations.cancel(found)
 
     def _park(self, message: SessionPark, now: float) -> None:
-        held = self._held.get(message.session)
-        if held is None:
-            return
-        if message.epoch < held.epoch:
-            self._refuse(message, STALE_EPOCH)
-            return
         # What runs is ended first: its keys and values are parked, too.
-        self.drop(held)
-        self._parking.park(message, held)
+        held = self._give_up(message)
+        if held is not None:
+            self._parking.park(message, held)
 
     def _restore(self, message: SessionRestore, now: float) -> None:
         held = self._held_for(message)
@@ -203,7 +198,7 @@ class SessionCommands:
     def _forget(self, message: SessionForget, now: float) -> None:
         self._parking.forget(message.session, message.model)
 
-    def _held_for(self, message: _OfHeld) -> Held | str:
+    def _held_for(self, message: CommandRef) -> Held | str:
         """The session that a command is for, or why it can not be applied."""
         held = self._held.get(message.session)
         if held is None:
@@ -212,7 +207,7 @@ class SessionCommands:
             return STALE_EPOCH if message.epoch < held.epoch else UNKNOWN_EPOCH
         return FENCED if held.fenced else held
 
-    def _refuse(self, message: Any, code: str, why: str = "") -> None:
+    def _refuse(self, message: CommandRef, code: str, why: str = "") -> None:
         held = self._held.get(message.session)
         self._actions.send(
             link.Refused(

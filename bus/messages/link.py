@@ -28,6 +28,7 @@ from bus.messages.parts import (
     U32,
     U63,
     BlobRef,
+    CommandRef,
     HeldView,
     HostStatus,
     LeaseRef,
@@ -180,12 +181,9 @@ class Lost:
 
 @LINK.message(tag=11, priority=1)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Declined:
+class Declined(CommandRef):
     """The node can not run this generation; nothing of it was computed."""
 
-    command: CommandId
-    session: SessionId
-    epoch: Epoch
     generation: GenerationId
     code: Name
     message: Annotated[str, MaxBytes(2048), OneLine()]
@@ -195,12 +193,9 @@ class Declined:
 
 @LINK.message(tag=12, priority=1)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NeedFull:
+class NeedFull(CommandRef):
     """An append did not match what the node holds; it has `length` tokens with this digest."""
 
-    command: CommandId
-    session: SessionId
-    epoch: Epoch
     length: U32
     digest: Annotated[bytes, MaxBytes(16)]
 
@@ -224,10 +219,7 @@ class ReconcileAck:
 
 @LINK.message(tag=16, priority=2)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionAssign:
-    command: CommandId
-    session: SessionId
-    epoch: Epoch
+class SessionAssign(CommandRef):
     model: ModelName
     lease_ms: U32
     qos: U8 = 0
@@ -235,26 +227,20 @@ class SessionAssign:
 
 @LINK.message(tag=17, priority=2)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionRevoke:
+class SessionRevoke(CommandRef):
     """The session ends there (finish, park, move); its generation with it."""
 
-    command: CommandId
-    session: SessionId
-    epoch: Epoch
     reason: Name
 
 
 @LINK.message(tag=18, priority=2)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AppendContent:
+class AppendContent(CommandRef):
     """Extend the context: after `base_tokens` tokens with `base_digest` come `ids`.
 
     Segments cover `ids` in order; none means one chunk segment.
     """
 
-    command: CommandId
-    session: SessionId
-    epoch: Epoch
     base_tokens: U32
     base_digest: Annotated[bytes, MaxBytes(16)]
     ids: PackedIds
@@ -263,16 +249,13 @@ class AppendContent:
 
 @LINK.message(tag=19, priority=2)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateReq:
+class GenerateReq(CommandRef):
     """Run the model on the session's context. `wall_ms` 0 is no wall budget.
 
     `prompt_tokens` and `generated_tokens` say where in the answer this generation begins, so
     draws, penalties and limits go on where an earlier one stopped.
     """
 
-    command: CommandId
-    session: SessionId
-    epoch: Epoch
     generation: GenerationId
     sampling: SamplingParams
     max_new_tokens: U32
@@ -285,21 +268,15 @@ class GenerateReq:
 
 @LINK.message(tag=20, priority=2)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateCancel:
-    command: CommandId
-    session: SessionId
-    epoch: Epoch
+class GenerateCancel(CommandRef):
     generation: GenerationId
 
 
 @LINK.message(tag=21, priority=2)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class Refused(CommandRef):
     """The node did not apply a command. `known_epoch` is the highest it knows of the session."""
 
-    command: CommandId
-    session: SessionId
-    epoch: Epoch
     code: Name
     message: Annotated[str, MaxBytes(2048), OneLine()]
     known_epoch: Epoch = Epoch(0)

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from bus.fields import MaxBytes, MaxItems, OneLine, OneOf, Range
 from bus.ids import (
+    CommandId,
     Epoch,
     GenerationId,
     ModelName,
@@ -100,6 +101,15 @@ class WorkerBeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRef:
+    session: SessionId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandRef:
+    """The first fields of a command about a session under an epoch, and of what answers it."""
+
+    command: CommandId
     session: SessionId
     epoch: Epoch
 
