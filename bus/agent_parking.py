@@ -126,7 +126,9 @@ class NodeParking:
         asked = _take(self._restores, reply.session, model)
         if asked is None or not isinstance(asked.message, SessionRestore):
             return
-        self.forget(reply.session, model)
+        # One that was asked for since is another file by now, in place of the one that was read.
+        if reply.session not in self._parks:
+            self.forget(reply.session, model)
         self._actions.send(
             SessionRestored(
                 command=asked.message.command,

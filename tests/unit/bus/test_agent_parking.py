@@ -90,6 +90,19 @@ def test_restore_is_asked_once_and_the_file_is_gone_after_it(node: Node) -> None
     assert node.taken() == []
 
 
+def test_a_file_that_was_asked_for_while_an_older_one_was_read_is_kept(node: Node) -> None:
+    node.give(restore(node))
+    node.give(park(node))  # The worker has done both when it is heard.
+    node.session.parking.restored(MODEL, worker.Restored(session=S, tokens=2))
+    node.session.parking.parked(MODEL, worker.Parked(session=S, tokens=3))
+    assert [type(said) for said in node.taken()] == [SessionRestored, SessionParked]
+    node.assign(epoch=2)
+    node.append(epoch=2)
+    node.give(restore(node, epoch=2))
+    node.session.parking.restored(MODEL, worker.Restored(session=S, tokens=3))
+    assert node.taken()[0] == FORGET
+
+
 def test_restore_of_a_session_that_is_not_held_is_refused(node: Node) -> None:
     (refused,) = node.give(restore(node, epoch=2))
     assert isinstance(refused, link.Refused)
