@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -116,11 +116,10 @@ def forget_others(folder: Path, keep: Collection[SessionId]) -> int:
     """
     kept = {lane_path(folder, session).name for session in keep}
     removed = 0
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.endswith(SUFFIX) and entry.name not in kept:
-                Path(entry.path).unlink(missing_ok=True)
-                removed += 1
+    for entry in _files(folder):
+        if entry.name.endswith(SUFFIX) and entry.name not in kept:
+            Path(entry.path).unlink(missing_ok=True)
+            removed += 1
     return removed
 
 
@@ -158,14 +157,21 @@ def purge_lanes(folder: Path, *, now_s: float, max_age_s: float, max_bytes: int)
 def _lanes(folder: Path, now_s: float) -> list[tuple[float, int, Path]]:
     """When each was used, its bytes and path. What a crash left half-written counts as oldest."""
     lanes = []
+    for entry in _files(folder):
+        try:
+            about = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            continue  # Removed meanwhile.
+        if entry.name.endswith(SUFFIX):
+            lanes.append((about.st_mtime, about.st_size, Path(entry.path)))
+        elif entry.name.endswith(PART_SUFFIX) and now_s - about.st_mtime > PART_AGE_S:
+            lanes.append((float("-inf"), about.st_size, Path(entry.path)))
+    return lanes
+
+
+def _files(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """What is in a folder, but folders, which nobody parks; a missing folder has nothing."""
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
-            try:
-                about = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:
-                continue  # Removed meanwhile.
-            if entry.name.endswith(SUFFIX):
-                lanes.append((about.st_mtime, about.st_size, Path(entry.path)))
-            elif entry.name.endswith(PART_SUFFIX) and now_s - about.st_mtime > PART_AGE_S:
-                lanes.append((float("-inf"), about.st_size, Path(entry.path)))
-    return lanes
+            if not entry.is_dir(follow_symlinks=False):
+                yield entry

@@ -143,7 +143,7 @@ class Parking(Closing):
             case Restore():
                 self._restore(request)
             case Forget():
-                self._in_thread(lambda: forget(self._folder, request.session), lambda _: None)
+                self._in_thread(lambda: forget(self._folder, request.session), _forgotten)
         return True
 
     # --- park -----------------------------------------------------------------------------
@@ -301,6 +301,12 @@ def refuse(request: Request) -> Reply | None:
     if isinstance(request, Park):
         return _not_parked(request, error)
     return Restored(session=request.session, problem=error.message)
+
+
+def _forgotten(result: bool | SuperfluidError) -> None:
+    """Nobody is told of it, so the log is."""
+    if isinstance(result, SuperfluidError):
+        log.error("session_file_not_removed", error=result.message)
 
 
 def _not_parked(request: Park, error: SuperfluidError) -> Parked:

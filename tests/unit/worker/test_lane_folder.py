@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.worker.lane_folder import Purged, forget, lane_path, purge_lanes, replace_lane
+from agent.worker.lane_folder import (
+    Purged,
+    forget,
+    forget_others,
+    lane_path,
+    purge_lanes,
+    replace_lane,
+)
 from bus.ids import SessionId
 
 NOW = 1_000_000.0
@@ -49,6 +56,16 @@ def test_other_files_are_left_alone_and_a_missing_folder_is_empty(tmp_path: Path
     assert purge(tmp_path, max_bytes=0) == Purged(0, 0)
     assert purge(tmp_path / "none") == Purged(0, 0)
     assert names(tmp_path) == ["notes.txt"]
+
+
+def test_a_folder_under_the_name_of_a_file_keeps_no_file_from_being_removed(tmp_path: Path) -> None:
+    (tmp_path / "a.lane").mkdir()
+    (tmp_path / "a.lane.1.part").mkdir()
+    put(tmp_path, "b", 10, 0)
+    assert purge(tmp_path, max_bytes=0) == Purged(1, 0)
+    put(tmp_path, "c", 10, 0)
+    assert forget_others(tmp_path, []) == 1
+    assert names(tmp_path) == ["a.lane", "a.lane.1.part"]
 
 
 def test_what_a_crash_left_half_written_is_removed_when_nobody_writes_it(tmp_path: Path) -> None:
