@@ -79,7 +79,8 @@ class EmbedQueue:
 
         Raises:
             ContextLengthExceeded: a text is longer than the window.
-            Invalid: no texts, one without tokens, or an id that the model does not have.
+            Invalid: no texts, one without tokens, more than could ever wait, or an id that the
+                model does not have.
             QueueFull: too much waits already.
         """
         if embed.job in self._jobs:
@@ -87,6 +88,12 @@ class EmbedQueue:
         texts = [unpack_ids(packed) for packed in embed.inputs]
         self._check(texts)
         tokens = sum(map(len, texts))
+        if tokens > MAX_WAITING_TOKENS:
+            raise Invalid(
+                f"the input has {tokens} tokens and {MAX_WAITING_TOKENS} are taken at once; send "
+                "it in parts",
+                param="input",
+            )
         if sum(job.tokens for job in self._jobs.values()) + tokens > MAX_WAITING_TOKENS:
             raise QueueFull(
                 f"texts of {MAX_WAITING_TOKENS} tokens wait to become vectors already; try again "

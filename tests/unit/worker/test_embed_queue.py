@@ -121,6 +121,14 @@ def test_what_waits_is_bounded(queue: EmbedQueue) -> None:
     queue.submit(embed(99, 1))
 
 
+def test_a_job_that_could_never_wait_is_not_told_to_try_again() -> None:
+    queue = EmbedQueue(window=2048, vocab=VOCAB, pooling="cls", normalize=True)
+    with pytest.raises(Invalid, match="1050624 tokens and 1048576 are taken at once; send it in"):
+        queue.submit(embed(1, *[2048] * 513))
+    assert queue.idle
+    queue.submit(embed(1, *[2048] * 512))
+
+
 def test_a_job_that_is_known_is_not_taken_twice(queue: EmbedQueue) -> None:
     queue.submit(embed(1, 3))
     queue.submit(embed(1, 3, 3))
