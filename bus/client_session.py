@@ -39,6 +39,8 @@ REPEATABLE = frozenset(
         *("session.get", "session.ls", "session.park", "session.finish"),
     }
 )
+#: Operations that an idempotency key is for.
+TAKE_KEYS = frozenset({"generate", "chat", "session.generate"})
 #: How many closed requests are remembered, to tell a late event from one that was never asked for.
 REMEMBERED_CLOSED = 1024
 
@@ -223,10 +225,7 @@ class ClientSession:
         for request, found in list(self._open.items()):
             found.detached = True
             if not found.can_continue:
-                text = (
-                    f"the head went away during {found.op} and the request has no idempotency key "
-                    "to continue by; send it again, with `key` to survive this"
-                )
+                text = f"the head went away during {found.op}{_remedy(found.op)}"
                 self._fail(request, NoHead(text, details={"offset": found.cursor}))
 
     def connected(self, now: float) -> None:
@@ -338,6 +337,16 @@ class ClientSession:
         if credit is not None:
             whole["credit"] = credit
         self._out.append([MARK, pack_request(whole)])
+
+
+def _remedy(op: str) -> str:
+    """What to do about a request of which it is not known whether the head took it."""
+    if op in TAKE_KEYS:
+        return (
+            " and the request has no idempotency key to continue by; send it again, with `key` to "
+            "survive this"
+        )
+    return ", which it may have done; see what is there before you send it again"
 
 
 def _check_tokens(cursor: int, event: TokenEvent) -> None:

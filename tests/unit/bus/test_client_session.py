@@ -309,6 +309,15 @@ def test_reads_are_repeated_and_the_rest_fails_with_its_remedy(session: ClientSe
     assert [(b["op"], b["id"]) for b in _sent(session)] == [("nodes", read)]
 
 
+def test_what_may_have_been_done_is_not_to_be_sent_again_unseen(session: ClientSession) -> None:
+    append = session.start("session.append", {"session": "s-1", "text": "x"}, now=0.0)
+    session.connection_lost()
+    assert str(_only_error(session, append)).endswith(
+        "the head went away during session.append, which it may have done; see what is there "
+        "before you send it again"
+    )
+
+
 def test_no_connection_to_be_had_ends_everything(session: ClientSession) -> None:
     read = session.start("nodes", {}, now=0.0)
     session.connection_lost()
