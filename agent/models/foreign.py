@@ -34,7 +34,7 @@ from agent.models.foreign_files import GENAI, ForeignFolder, read_foreign, read_
 from agent.models.graph_values import attribute
 from agent.models.onnx_file import OnnxFile, read_onnx
 from agent.models.selftest import TEXTS, choose, open_session
-from agent.models.source_logits import compare, loading, source_logits
+from agent.models.source_logits import check_lanes, compare, loading, source_logits
 from agent.models.surgery import Rewritten, rewrite
 from agent.models.tensors import INLINE_BYTES, TensorFile
 from agent.models.writer import check_name, link_file, replacing_folder, write_json, write_record
@@ -130,6 +130,7 @@ def import_foreign(
         with loading(source):
             session = open_session(partial / graph)
             compare(source, expected, session, found.signature, prompts[0])
+            check_lanes(source, session, found.signature, prompts[0][:2])
             test = choose(session, found.signature, prompts)
         progress("self-test", 2, 2)
         write_record(partial, {**_record(found, target.name), "self_test": asdict(test)})

@@ -76,7 +76,7 @@ def take_rows(values: GraphValues, logits: str, *, hidden: int, vocab: int) -> b
         return False
     rows = _cut_off(values, cut, hidden)
     taken = [node for node in values.graph.node if cut.feeds in node.input and node in cut.behind]
-    plain = all(_is_rowwise(values, node, cut.feeds) for node in cut.behind)
+    plain = all(_is_rowwise(values, node) for node in cut.behind)
     if not plain and not cut.flat:
         rows = _add_before(
             graph, taken[0], "Unsqueeze", [rows, _integers(graph, "rows.one", [0])], "batch"
@@ -125,7 +125,7 @@ def _before_selection(values: GraphValues, cut: _Cut) -> _Cut:
     return found
 
 
-def _is_rowwise(values: GraphValues, node: NodeProto, feeds: str) -> bool:
+def _is_rowwise(values: GraphValues, node: NodeProto) -> bool:
     """Whether a node gives `[R, n]` for `[R, m]` as it gives `[B, S, n]` for `[B, S, m]`."""
     if node.op_type not in _ROWWISE:
         return False

@@ -55,16 +55,31 @@ def prompt_logits(
     Returns:
         Logits of those positions, float32 `[rows, vocab]`.
     """
-    length = len(prompt)
+    return _logits(session, signature, [prompt], range(len(prompt)) if rows is None else rows)
+
+
+def step_logits(session: Any, signature: Signature, tokens: Sequence[int]) -> FloatArray:
+    """Run one token for each of several lanes over empty caches, as one step.
+
+    Returns:
+        Logits after each, float32 `[tokens, vocab]`.
+    """
+    return _logits(session, signature, [[token] for token in tokens], range(len(tokens)))
+
+
+def _logits(
+    session: Any, signature: Signature, batch: Sequence[Sequence[int]], rows: Sequence[int]
+) -> FloatArray:
+    lanes, length = len(batch), len(batch[0])
     half = any(value.type == "tensor(float16)" for value in session.get_inputs())
     room = max(_ROOM, length)
-    shape = (1, signature.kv_heads, room, signature.head_dim)
+    shape = (lanes, signature.kv_heads, room, signature.head_dim)
     cache = np.zeros(shape, np.float16 if half else np.float32)
     feeds: dict[str, Any] = {
-        "input_ids": np.array([prompt], np.int64),
-        "seqlens_k": np.array([length - 1], np.int32),
+        "input_ids": np.array(batch, np.int64),
+        "seqlens_k": np.full(lanes, length - 1, np.int32),
         "total_sequence_length": np.array(length, np.int32),
-        "logits_idx": np.array(range(length) if rows is None else rows, np.int64),
+        "logits_idx": np.array(rows, np.int64),
     }
     for name in signature.inputs:
         feeds.setdefault(name, cache)

@@ -11,7 +11,7 @@ import numpy as np
 from agent.models.blocks import FloatArray
 from agent.models.folder import Signature
 from agent.models.foreign_files import ForeignFolder
-from agent.models.selftest import open_session, prompt_logits
+from agent.models.selftest import open_session, prompt_logits, step_logits
 from bus.errors import Invalid, ModelIncomplete, SuperfluidError
 
 #: How far logits of the two graphs may lie apart, by the widest spread of them: products of other
@@ -90,5 +90,34 @@ def compare(
         raise ModelIncomplete(
             f"the rewritten graph of {source.graph} gives other logits than the source's (apart by "
             f"{apart:.2g} of their spread), so it is not served; import the model's GGUF file",
+            param="model",
+        )
+
+
+def check_lanes(
+    source: ForeignFolder, session: Any, signature: Signature, tokens: Sequence[int]
+) -> None:
+    """Lanes that run together must give what each gives alone.
+
+    Args:
+        source: for messages.
+        session: of the rewritten graph.
+        signature: of that graph.
+        tokens: one for each lane.
+
+    Raises:
+        Invalid: they do not, as in a graph that was made for one request at a time.
+    """
+    alone = np.concatenate([step_logits(session, signature, [token]) for token in tokens])
+    try:
+        beside = step_logits(session, signature, tokens)
+        apart = float(np.abs(alone - beside).max()) / (float(np.ptp(alone)) or 1.0)
+        why = f"logits are apart by {apart:.2g} of their spread"
+    except Exception as error:  # noqa: BLE001 - ONNX Runtime's share no narrower base
+        apart, why = float("inf"), str(error)[:400]
+    if not apart <= AGREEMENT:
+        raise Invalid(
+            f"{source.graph} was made for one request at a time, and here several run side by side "
+            f"({why}); choose another variant or import the model's GGUF file",
             param="model",
         )

@@ -97,7 +97,7 @@ class _Surgery:
         self._rim(layers, float16)
         sweep(self._graph)
         check_plain(self._graph.node)
-        self._feed_others(layers)
+        self._feed_others()
         return Rewritten(
             inputs=tuple(value.name for value in self._graph.input),
             float16=float16,
@@ -277,7 +277,7 @@ class _Surgery:
             [helper.make_node("Cast", ["input_ids"], ["superfluid.ids"], to=TensorProto.INT32)]
         )
 
-    def _feed_others(self, layers: list[NodeProto]) -> None:
+    def _feed_others(self) -> None:
         """Compute what the swept graph still wants of the source's inputs, or refuse it."""
         values = GraphValues(self._graph)
         ours = {value.name for value in self._graph.input}

@@ -8,16 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from agent.models.examine import examine
 from agent.models.export import export_genai
 from agent.models.foreign import import_foreign, prepare
 from agent.worker.model_runner import ModelRunner
 from bus.errors import Invalid, ModelIncomplete, NotFound, StartError, SuperfluidError
-from tests.harness.foreign_folders import OptimumGraph, config, write_optimum
+from tests.harness.foreign_folders import HIDDEN, OptimumGraph, config, write_optimum
 from tests.harness.models import toy_model_folder
 
 Change = Callable[[onnx.ModelProto], None]
@@ -170,6 +171,32 @@ def test_a_graph_whose_rows_depend_on_each_other(tmp_path: Path) -> None:
 
     source = changed(tmp_path, mixed)
     with pytest.raises(ModelIncomplete, match="gives other logits than the source's"):
+        import_foreign(source, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("tail", [[HIDDEN], [HIDDEN // 2, 2]])
+def test_a_graph_for_one_request_at_a_time(tmp_path: Path, tail: list[int]) -> None:
+    def flat(model: onnx.ModelProto) -> None:
+        place, first = next(
+            (n, node)
+            for n, node in enumerate(model.graph.node)
+            if node.op_type == "Gather" and "input_ids" in node.input
+        )
+        x, first.output[0] = first.output[0], "of.all"
+        for name, shape in (("one.row", [1, -1, *tail]), ("back", [1, -1, HIDDEN])):
+            model.graph.initializer.append(
+                numpy_helper.from_array(np.array(shape, np.int64), f"{name}.shape")
+            )
+        nodes = [
+            helper.make_node("Reshape", ["of.all", "one.row.shape"], ["one.row"]),
+            helper.make_node("Reshape", ["one.row", "back.shape"], [x]),
+        ]
+        for offset, node in enumerate(nodes):
+            model.graph.node.insert(place + 1 + offset, node)
+
+    source = changed(tmp_path, flat)
+    with pytest.raises(Invalid, match="was made for one request at a time"):
         import_foreign(source, tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
