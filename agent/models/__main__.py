@@ -71,6 +71,12 @@ def run_import(arguments: argparse.Namespace) -> Path:
     """`import PATH`: gives the model folder's path."""
     source: Path = arguments.file
     target = arguments.into / check_name(arguments.name)
+    if source.resolve().is_relative_to(target.resolve()):
+        raise Invalid(
+            f"{source} would be removed: it is where model {arguments.name} is to be made; move it "
+            "to another folder, or give the model another name with --name",
+            param="name",
+        )
     progress = ProgressLines()
     try:
         from agent.models.encoder_importer import import_encoder

@@ -73,6 +73,18 @@ def test_wrong_usage_is_exit_code_2(tmp_path: Path) -> None:
     assert run("toy", "--name", "up")[0] == 2
 
 
+@pytest.mark.parametrize("inside", [".", "x.gguf", "onnx"])
+def test_a_source_is_not_replaced_by_the_model_that_is_made_of_it(
+    tmp_path: Path, inside: str
+) -> None:
+    (tmp_path / "m" / "onnx").mkdir(parents=True)
+    (tmp_path / "m" / "x.gguf").write_bytes(b"GGUF")
+    code, events, _ = run("import", tmp_path / "m" / inside, "--into", tmp_path, "--name", "m")
+    assert (code, events[-1]["code"], events[-1]["param"]) == (1, "invalid", "name")
+    assert "would be removed: it is where model m is to be made" in events[-1]["message"]
+    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["onnx", "x.gguf"]
+
+
 @pytest.mark.parametrize("command", [("toy",), ("import", "/nonexistent/x.gguf")])
 def test_a_wrong_name_is_an_error_of_its_class(tmp_path: Path, command: tuple[str, ...]) -> None:
     code, events, stderr = run(*command, "--into", tmp_path, "--name", "../up")
