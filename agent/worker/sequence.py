@@ -27,7 +27,6 @@ from bus.messages.parts import Finish, Usage
 from bus.messages.worker import Submit
 from bus.qos import LOWEST_CLASS
 
-#: Classes are 0 (interactive) to 3 (background); what lies above counts as the lowest.
 #: More than any context has.
 ALL_TOKENS = 1 << 40
 
