@@ -16,11 +16,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from bus.client import Client
 from bus.client_address import api_address
+from bus.closing import Closing
 from bus.state import StateFolder
 from head.cli.processes import end, services_of
 from tests.harness.fault_proxy import FaultProxy
@@ -34,7 +34,7 @@ _PORTS = range(15_000, 30_000)
 _LOCAL = "127.0.0.1"
 
 
-class ChaosFleet:
+class ChaosFleet(Closing):
     """A head and two agents serving one model folder, under supervisord; removed at exit.
 
     Args:
@@ -74,14 +74,6 @@ class ChaosFleet:
             self.close()
             raise
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End everything and remove the folder."""

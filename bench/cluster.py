@@ -9,12 +9,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Self
 
 import superfluid
 from bus.client import Client
+from bus.closing import Closing
 from bus.errors import SuperfluidError
 
 START_LIMIT_S = 90.0
@@ -22,7 +24,7 @@ STOP_LIMIT_S = 20.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-class Cluster:
+class Cluster(Closing):
     """One head and `nodes` agents serving one model folder; ended and removed at exit.
 
     Args:
@@ -45,6 +47,7 @@ class Cluster:
         self.model = model_folder.name
         self.state = Path(tempfile.mkdtemp(prefix="sf-bench-"))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._clients = ExitStack()
         (self.state / "models").mkdir(mode=0o700)
         (self.state / "models" / self.model).symlink_to(model_folder.resolve())
         self._env = os.environ | {
@@ -61,6 +64,7 @@ class Cluster:
             self.sfctl("token", "new", "--force")
             self.start_head()
             self.client = self.connect()
+            self._clients.callback(lambda: self.client.close())
             for number in range(1, self._nodes + 1):
                 self.start_node(f"node-{number}")
             self.wait_ready()
@@ -69,17 +73,9 @@ class Cluster:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.client.close()
-        self.close()
-
     def close(self) -> None:
-        """End every process, newest first, and remove the state folder."""
+        """End its client and every process, newest first, and remove the state folder."""
+        self._clients.close()
         for process in reversed(self._processes.values()):
             process.terminate()
         for process in self._processes.values():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 import zmq
 
+from bus.closing import Closing
 from bus.messages.api import MARK, decode_body, encode_body
 
 Body = dict[str, Any]
@@ -49,7 +49,7 @@ def answer_of(*parts: str) -> list[Body]:
     return [placed(), *tokens, end(len(parts))]
 
 
-class ScriptedHead:
+class ScriptedHead(Closing):
     """Serves in a thread of its own inside `with`. `requests` is all that came, in order."""
 
     def __init__(self, address: str, script: Script) -> None:
@@ -73,14 +73,6 @@ class ScriptedHead:
         self._thread.start()
         assert self._bound.wait(10)
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _serve(self) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from types import TracebackType
 from typing import Any, Self
 
 from bench.cluster import Cluster
@@ -54,19 +53,11 @@ class FaultCluster(Cluster):
     def __enter__(self) -> Self:
         for proxy in self.proxies.values():
             self._stack.enter_context(proxy)
-        try:
-            return super().__enter__()
-        except BaseException:
-            self._stack.close()
-            raise
+        return super().__enter__()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, traceback)
+    def close(self) -> None:
+        """End every process, then the proxies."""
+        super().close()
         self._stack.close()
 
     def start_node(self, name: str) -> None:

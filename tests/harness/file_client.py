@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgpack
 import zmq
 
+from bus.closing import Closing
 from bus.messages.api import MARK, MAX_BLOB_PART_BYTES, encode_body
 from tests.harness.blob_rig import blob_of
 
@@ -17,7 +17,7 @@ LIMIT_MS = 60_000
 AHEAD = 16
 
 
-class FileClient:
+class FileClient(Closing):
     """One DEALER; its requests are answered one after the other."""
 
     def __init__(self, address: str) -> None:
@@ -26,15 +26,7 @@ class FileClient:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.connect(address)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._socket.close()
 
     def put(self, data: bytes) -> dict[str, Any]:

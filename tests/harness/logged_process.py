@@ -10,14 +10,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from bus.closing import Closing
 
 #: Generous, since tests run beside each other on few cores; nothing waits for it to pass.
 LIMIT_S = 60.0
 
 
-class LoggedProcess:
+class LoggedProcess(Closing):
     """`python -P -m MODULE --state STATE ...`; killed at exit when it still runs.
 
     Args:
@@ -86,15 +87,8 @@ class LoggedProcess:
         self._unread += self._out.read()
         return self._unread.decode()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Kill it when it still runs."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from types import TracebackType
 from typing import Self
 
+from bus.closing import Closing
 from bus.endpoint import Endpoint
 from bus.link import LinkIdentity
 
@@ -32,7 +32,7 @@ def hello_of(identity: LinkIdentity) -> bytes:
     return hello
 
 
-class Stranger:
+class Stranger(Closing):
     """A TCP connection to a ROUTER; says what it is told to say.
 
     Args:
@@ -84,14 +84,3 @@ class Stranger:
 
     def close(self) -> None:
         self.socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
