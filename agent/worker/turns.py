@@ -1,8 +1,9 @@
 """The shape of turns: when a chunk runs beside steps, and how long it may be. Pure.
 
-A turn is at most one prefill chunk and then a decode step, so a decoding stream waits for no
-longer than the turn target. When chunks are so short that prefill would get less than a quarter of
-the busy time, further ones go first. A prompt of class 0 that is alone is read in longer chunks.
+A turn is a prefill chunk, as many further ones as fit whole into the turn target, and then a decode
+step: a decoding stream waits for no longer than the target. Further ones go first too when prefill
+would get less than a quarter of the busy time. A prompt of class 0 that is alone is read in longer
+chunks.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class TurnPacer:
         self._long_chunks = long_chunks and not grid
         self.step_s = 0.0
         self.chunk_rate = 0.0
-        self._chunk_was_last = False
+        #: Busy time of chunks since the last step; None when there was none.
+        self._turn_s: float | None = None
         #: Busy time of both kinds since prefill last began to wait.
         self._chunks_s = 0.0
         self._steps_s = 0.0
@@ -63,13 +65,14 @@ class TurnPacer:
         Args:
             decoding: a step could run as well.
         """
-        if not decoding or not self._chunk_was_last:
+        if not decoding or self._turn_s is None:
             return True
-        return self._chunks_s * STEPS_TO_CHUNKS < self._steps_s
+        fits = self.step_s and self._room_s * self.chunk_rate >= MAX_CHUNK_TOKENS
+        return bool(fits) or self._chunks_s * STEPS_TO_CHUNKS < self._steps_s
 
     def no_prefill(self) -> None:
         """None waits for prefill."""
-        self._chunk_was_last = False
+        self._turn_s = None
         self._chunks_s = self._steps_s = 0.0
 
     def chunk_tokens(self, past: int, stop: int, beside: int | None, *, lone: bool = False) -> int:
@@ -94,24 +97,30 @@ class TurnPacer:
         """A chunk ran."""
         if tokens >= MIN_CHUNK_BESIDE_INTERACTIVE and elapsed_s > 0:
             self.chunk_rate = _smooth(self.chunk_rate, tokens / elapsed_s)
-        self._chunk_was_last = True
+        self._turn_s = (self._turn_s or 0.0) + elapsed_s
         self._chunks_s += elapsed_s
 
     def ran_step(self, elapsed_s: float) -> None:
         """A step ran."""
-        self.step_s = _smooth(self.step_s, elapsed_s)
-        self._chunk_was_last = False
-        self._steps_s += min(elapsed_s, LONGEST_STEP_S)
+        worked_s = min(elapsed_s, LONGEST_STEP_S)
+        self.step_s = _smooth(self.step_s, worked_s)
+        self._turn_s = None
+        self._steps_s += worked_s
 
     def _longest(self, *, lone: bool) -> int:
         quick = self.chunk_rate * LONE_CHUNK_S >= LONE_CHUNK_TOKENS
         return LONE_CHUNK_TOKENS if lone and quick and self._long_chunks else MAX_CHUNK_TOKENS
 
     def _fitting(self, beside: int) -> int:
-        """What fits beside a step into the turn target."""
-        room_s = max(TURN_TARGET_S, 2 * self.step_s) - self.step_s
+        """What still fits beside a step into the turn target."""
         least = MIN_CHUNK_TOKENS if beside else MIN_CHUNK_BESIDE_INTERACTIVE
-        return min(max(int(room_s * self.chunk_rate), least), MAX_CHUNK_TOKENS)
+        return min(max(int(self._room_s * self.chunk_rate), least), MAX_CHUNK_TOKENS)
+
+    @property
+    def _room_s(self) -> float:
+        """What chunks may still take of this turn; may be negative."""
+        target_s = max(TURN_TARGET_S, 2 * self.step_s)
+        return target_s - self.step_s - (self._turn_s or 0.0)
 
 
 def _smooth(old: float, new: float) -> float:

@@ -83,12 +83,14 @@ def test_no_single_token_is_left() -> None:
     assert pacer.chunk_tokens(0, 1, 0) == 1
 
 
-def share_of_prefill(pacer: TurnPacer, *, step_s: float, chunk_s: float) -> float:
+def share_of_prefill(
+    pacer: TurnPacer, *, step_s: float, chunk_s: float, tokens: int = 128
+) -> float:
     """What prefill gets of 100 s in which both kinds of work always wait."""
     chunks_s = steps_s = 0.0
     while chunks_s + steps_s < 100.0:
         if pacer.chunk_is_next(decoding=True):
-            pacer.ran_chunk(128, chunk_s)
+            pacer.ran_chunk(tokens, chunk_s)
             chunks_s += chunk_s
         else:
             pacer.ran_step(step_s)
@@ -97,11 +99,37 @@ def share_of_prefill(pacer: TurnPacer, *, step_s: float, chunk_s: float) -> floa
 
 
 def test_prefill_gets_a_quarter_at_least() -> None:
-    # As on a GPU: the longest chunk takes a tenth of a step's time.
-    assert share_of_prefill(TurnPacer(), step_s=0.02, chunk_s=0.002) == pytest.approx(
+    # Chunks are short beside a step, and no second one fits into its turn.
+    assert share_of_prefill(TurnPacer(), step_s=0.2, chunk_s=0.02, tokens=12) == pytest.approx(
         0.25, abs=0.01
     )
     assert share_of_prefill(TurnPacer(), step_s=0.04, chunk_s=0.04) == pytest.approx(0.5, abs=0.01)
+
+
+def test_whole_chunks_go_before_a_step_while_they_fit_into_the_turn() -> None:
+    # As on a GPU, and after a move of many streams: 15 chunks of 2 ms and a step make 50 ms.
+    pacer = paced(step_s=0.02, chunk_rate=64_000.0)
+    for _ in range(15):
+        assert pacer.chunk_is_next(decoding=True)
+        assert pacer.chunk_tokens(0, 500, 1) == 128
+        pacer.ran_chunk(128, 0.00199)
+    assert not pacer.chunk_is_next(decoding=True)
+    pacer.ran_step(0.02)
+    assert pacer.chunk_is_next(decoding=True)
+    share = share_of_prefill(TurnPacer(), step_s=0.02, chunk_s=0.00199)
+    assert share == pytest.approx(0.6, abs=0.01)
+
+
+def test_a_chunk_that_would_be_cut_to_fit_leaves_the_turn_to_the_step() -> None:
+    pacer = paced(step_s=0.01, chunk_rate=4_000.0)  # a whole chunk takes 32 of 40 ms
+    pacer.ran_chunk(128, 0.032)
+    assert not pacer.chunk_is_next(decoding=True)
+
+
+def test_nothing_is_known_of_steps_before_the_first() -> None:
+    pacer = paced(step_s=0.0, chunk_rate=64_000.0)
+    pacer.ran_chunk(128, 0.002)
+    assert not pacer.chunk_is_next(decoding=True)
 
 
 def test_what_was_before_prefill_waited_does_not_count() -> None:
