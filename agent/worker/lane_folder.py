@@ -70,17 +70,20 @@ def open_lane(path: Path) -> BufferedReader:
         OSError: it can not be opened; FileNotFoundError when there is none.
         UnreadableError: it is not of that kind.
     """
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    descriptor = os.open(path, flags)
+    return open(path, "rb", opener=_open_private)
+
+
+def _open_private(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         _check_private(path, os.fstat(descriptor))
-        return open(descriptor, "rb")
     except (OSError, UnreadableError):
         os.close(descriptor)
         raise
+    return descriptor
 
 
-def _check_private(path: Path, about: os.stat_result) -> None:
+def _check_private(path: str, about: os.stat_result) -> None:
     if not stat.S_ISREG(about.st_mode):
         raise UnreadableError("is no regular file; remove it")
     if about.st_uid != os.geteuid():

@@ -281,10 +281,16 @@ class Parking(Closing):
 
         def finish(error: OSError | None) -> None:
             self._working = False
-            then(StorageFull(f"{self._folder}: {error.strerror}") if error else results[0])
+            then(self._unusable(error) if error else results[0])
 
         self._working = True
         self._files.submit(run, finish)
+
+    def _unusable(self, error: OSError) -> StorageFull:
+        return StorageFull(
+            f"{self._folder} can not be used: {error.strerror}; make room there, or have it belong "
+            "to whom the agent runs as"
+        )
 
     def _reply(self, reply: Reply) -> None:
         log.info(

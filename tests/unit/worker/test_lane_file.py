@@ -298,6 +298,14 @@ def test_any_bytes_are_a_typed_result(junk: bytes, keep: int) -> None:
         assert code_of(restore(Path(name), NEXT)) in ("damaged", "version")
 
 
+def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
+    path = parked(tmp_path)
+    path.write_bytes(bytes(100))
+    result = restore(tmp_path, NEXT)
+    assert isinstance(result, Unusable)
+    assert result.reason == f"{path} is no parked lane; remove it"
+
+
 def forged(path: Path, size: int | None = None, **changes: Any) -> None:
     """A file whose digests are right and whose figures lie."""
     raw = path.read_bytes()

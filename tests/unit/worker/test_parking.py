@@ -278,6 +278,19 @@ def test_files_keep_to_their_budget(runner: ModelRunner, tmp_path: Path) -> None
         assert os.listdir(tmp_path) == ["b.lane"]
 
 
+def test_a_folder_that_is_none_is_told_with_what_to_do(runner: ModelRunner, tmp_path: Path) -> None:
+    folder = tmp_path / "parked"
+    folder.touch()
+    node = Node(runner, folder)
+    with closing(node.parking):
+        tokens, _ = node.run(submit(1, GREEDY, [], ANSWER))
+        reply = node.ask(park(tokens))
+        assert isinstance(reply, Parked)
+        assert (reply.tokens, reply.code) == (0, StorageFull.code)
+        assert reply.message.startswith(f"{folder} can not be used: Not a directory; make room")
+        assert node.ask(Forget(session=SESSION)) is None
+
+
 def test_a_forgotten_session_is_gone(nodes: tuple[Node, Node]) -> None:
     told, _ = nodes[0].run(submit(1, GREEDY, [], 20))
     nodes[0].ask(park(told))
