@@ -8,7 +8,7 @@ waits for at most a run of each job before it, however long those are.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bus.errors import ContextLengthExceeded, Invalid, QueueFull, SuperfluidError
@@ -117,11 +117,7 @@ class EmbedQueue:
         if not self._jobs:
             return []
         lead, job = next(iter(self._jobs.items()))
-        bucket = next(iter(job.waiting))
-        batch: list[Piece] = []
-        for other in self._jobs.values():
-            if not _fill(batch, other, bucket):
-                break
+        batch = _fill(self._jobs.values(), next(iter(job.waiting)))
         self._jobs[lead] = self._jobs.pop(lead)
         return batch
 
@@ -174,16 +170,19 @@ class EmbedQueue:
         )
 
 
-def _fill(batch: list[Piece], job: _Job, bucket: int) -> bool:
-    """Move a job's texts of a bucket into a batch; False when it is full."""
-    pieces = job.waiting.get(bucket)
-    while pieces:
-        longest = max(len(piece.ids) for piece in (*batch, pieces[0]))
-        if batch and longest * (len(batch) + 1) > MAX_RUN_TOKENS:
-            return False
-        batch.append(pieces.popleft())
-    job.waiting.pop(bucket, None)
-    return True
+def _fill(jobs: Iterable[_Job], bucket: int) -> list[Piece]:
+    """Take the texts of a bucket, job after job, until a batch is full."""
+    batch: list[Piece] = []
+    longest = 0
+    for job in jobs:
+        pieces = job.waiting.get(bucket)
+        while pieces:
+            longest = max(longest, len(pieces[0].ids))
+            if batch and longest * (len(batch) + 1) > MAX_RUN_TOKENS:
+                return batch
+            batch.append(pieces.popleft())
+        job.waiting.pop(bucket, None)
+    return batch
 
 
 def bucket_of(length: int) -> int:
