@@ -32,7 +32,7 @@ from agent.models.folder import (
 )
 from agent.models.foreign_files import GENAI, ForeignFolder, read_foreign, read_object
 from agent.models.graph_values import attribute
-from agent.models.onnx_file import OnnxFile, read_onnx
+from agent.models.onnx_file import OnnxFile, all_tensors, read_onnx
 from agent.models.selftest import TEXTS, choose, open_session
 from agent.models.source_logits import check_lanes, compare, loading, source_logits
 from agent.models.surgery import Rewritten, rewrite
@@ -188,10 +188,11 @@ def _write_graph(file: OnnxFile, folder: Path, name: str) -> None:
     inside = GRAPH_DATA if not names else f"{GRAPH_DATA}.{len(names)}"
     tensors = TensorFile(folder / inside)
     try:
-        for tensor in file.model.graph.initializer:
+        for tensor in all_tensors(file.model):
             if tensor.data_location == TensorProto.EXTERNAL:
                 _point(tensor, names)
-            elif len(tensor.raw_data) > INLINE_BYTES:
+        for tensor in file.model.graph.initializer:
+            if len(tensor.raw_data) > INLINE_BYTES:
                 _move_out(tensor, tensors)
     finally:
         tensors.close()

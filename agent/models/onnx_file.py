@@ -131,13 +131,13 @@ def _names(model: onnx.ModelProto) -> Iterable[object]:
 
 
 def _parse(path: Path) -> onnx.ModelProto:
+    if not path.is_file():
+        raise ModelIncomplete(f"{path} is missing, or no file; {_REMEDY}", param="model")
     try:
         size = path.stat().st_size
         if size > LARGEST_BYTES:
             raise _damaged(path, f"{size} bytes are more than a graph file can have")
         model = onnx.load_model_from_string(path.read_bytes())
-    except FileNotFoundError as error:
-        raise ModelIncomplete(f"{path} is missing; {_REMEDY}", param="model") from error
     except (DecodeError, ValueError) as error:
         raise _damaged(path, f"it is no ONNX graph or cut short ({error})") from error
     if not model.graph.node or not model.graph.output:

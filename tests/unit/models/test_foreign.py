@@ -159,6 +159,19 @@ def test_weights_beside_the_graph_are_linked(tmp_path: Path) -> None:
     assert old.stat().st_ino == new.stat().st_ino
 
 
+def test_constants_whose_values_lie_beside_the_graph_are_found_again(tmp_path: Path) -> None:
+    source = write_optimum(tmp_path / "source", OptimumGraph().model(), external=True)
+    file = source / "onnx" / "model_q4.onnx"
+    graph = onnx.load(file, load_external_data=False)
+    table = next(tensor for tensor in graph.graph.initializer if tensor.name == "cos")
+    value = onnx.AttributeProto(name="value", type=onnx.AttributeProto.TENSOR, t=table)
+    constant = onnx.NodeProto(op_type="Constant", output=["cos"], attribute=[value])
+    graph.graph.initializer.remove(table)
+    graph.graph.node.insert(0, constant)
+    file.write_bytes(graph.SerializeToString())
+    import_foreign(source, tmp_path / "model")
+
+
 def test_weights_inside_the_graph_are_moved_out(tmp_path: Path) -> None:
     source = write_optimum(tmp_path / "source", OptimumGraph().model())
     folder = import_foreign(source, tmp_path / "model")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -287,6 +288,15 @@ def test_a_tokenizer_of_a_larger_model(tmp_path: Path) -> None:
     found["added_tokens"].append(extra)
     file.write_text(json.dumps(found))
     assert "has 261 tokens and its graph has logits of 260" in refusal(source, ModelIncomplete)
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to(path)])
+def test_a_graph_that_is_no_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    source = write_optimum(tmp_path / "source", OptimumGraph().model())
+    graph = source / "onnx" / "model_q4.onnx"
+    graph.unlink()
+    make(graph)
+    assert f"{graph} is missing, or no file" in refusal(source, ModelIncomplete)
 
 
 def test_no_weights_beside_the_graph(tmp_path: Path) -> None:
