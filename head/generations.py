@@ -191,7 +191,8 @@ class Generations:
             )
             answer.is_replaying = True
             answer.moved_from = NodeIdentity("")
-        answer.numerics = placed.numerics
+        if not answer.tokens:
+            answer.numerics = placed.numerics
         for subscription in answer.subscriptions:
             self._outbox.reply(subscription.event(event))
 

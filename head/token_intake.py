@@ -154,6 +154,7 @@ class TokenIntake:
         answer.first_token_s = answer.first_token_s or now
         self._failover.went_on(session, placed)
         if offset == placed.first_offset:
+            answer.numerics = placed.numerics or answer.numerics
             self._outbox.persist(MarkSent(answer=answer.id))
             self._waiting.began(answer)
             if answer.suspicion.set_apart:

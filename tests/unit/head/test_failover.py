@@ -101,6 +101,18 @@ def test_caller_sees_where_it_moved_and_every_token_once(bench: Bench) -> None:
     assert bench.replies[-1]["usage"]["replayed"] == 4
 
 
+def test_numerics_of_a_node_that_made_no_token_count_for_nothing(bench: Bench) -> None:
+    request = bench.ask(max_new=10, exact=True)
+    bench.hear(1, run(request, 0, 65))
+    bench.node(2, "n2", numerics="other")
+    bench.down(1, left=True)
+    bench.node(3, "n3", numerics="other")
+    bench.node(4, "n4", numerics="same")
+    bench.down(2, left=True)
+    moved = [(event["to"], event["exact"]) for event in bench.events("moved")]
+    assert moved == [("n2", False), ("n4", True)]
+
+
 def test_other_numerics_are_not_exact_and_only_second_choice(bench: Bench) -> None:
     request = bench.ask(max_new=40)
     bench.hear(1, run(request, 0, 65))
