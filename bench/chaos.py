@@ -23,12 +23,10 @@ from bench.chaos_fleet import ChaosFleet
 from bench.chaos_rounds import Rounds
 from bench.models import add_model_option, open_model
 from bench.prompts import prompts
-from bus.call import Call
-from bus.client import Client
 from head.cli.chaos_faults import KINDS, LocalFleet, known_kinds
 from head.cli.chaos_report import figures, gap_table, is_sound
 from head.cli.chaos_run import ChaosRun
-from head.cli.chaos_streams import StreamLoad
+from head.cli.chaos_streams import StreamLoad, greedy
 from tests.harness.models import toy_model_folder
 
 #: Longer than the head waits for a lost link, so that streams move.
@@ -78,7 +76,7 @@ def run_part(
         )
         load = StreamLoad(
             client,
-            partial(_ask, client, fleet.model, asked, part),
+            greedy(client, fleet.model, asked, max_new=part.max_new, exact=part.exact),
             streams=part.streams,
             prompts=len(asked),
             exact=part.exact,
@@ -94,20 +92,6 @@ def run_part(
             _show(part, run)
             raise
     return run
-
-
-def _ask(
-    client: Client, model: str, asked: list[list[int]], part: Part, number: int, key: str
-) -> Call:
-    return client.generate(
-        model,
-        asked[number],
-        max_new=part.max_new,
-        temperature=0.0,
-        ignore_eos=True,
-        exact=part.exact,
-        key=key,
-    )
 
 
 def _say(line: str) -> None:
