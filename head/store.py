@@ -28,7 +28,14 @@ from head.effects import Persist
 from head.log_mark import LogMark, has_frames, lineage, log_file, mark_file
 from head.put_back import JUMP, SETTING
 from head.reserve import Reserve
-from head.rows import PurgeAnswers, PurgeSessions, PutSetting, StoredAnswer, StoredState
+from head.rows import (
+    PurgeAnswers,
+    PurgeSessions,
+    PutSetting,
+    RaiseBoot,
+    StoredAnswer,
+    StoredState,
+)
 from head.schema import MIGRATIONS, Migration, migrate
 from head.store_copy import read_facts
 from head.store_file import (
@@ -52,6 +59,7 @@ from head.tables import (
     read_sessions,
     read_settings,
     write,
+    write_all,
 )
 
 #: Boot numbers are the high half of ids that SQLite keeps as signed 64-bit numbers.
@@ -281,12 +289,11 @@ class Store:
                     f"another head (boot {boot}) writes the store {self.file}; this one (boot "
                     f"{self._boot}) ends; see that only one head runs on this state folder"
                 )
-            for persist in batch:
-                for row in persist.rows:
-                    write(connection, row)
-            (boot,) = connection.execute("SELECT boot FROM head").fetchone()
+            rows = [row for persist in batch for row in persist.rows]
+            write_all(connection, rows)
             connection.execute("COMMIT")
-            self._boot = boot
+            raised = [row.boot for row in rows if isinstance(row, RaiseBoot)]
+            self._boot = max([self._boot, *raised])
         except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")

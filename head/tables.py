@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from itertools import groupby
+from typing import Any, cast
 
 from bus.ids import Epoch, NodeIdentity, PackedIds, SessionId, count_ids
 from head.rows import (
@@ -47,6 +48,21 @@ def write(connection: sqlite3.Connection, row: Row) -> None:
             others are, or their answer is not there.
     """
     _WRITERS[type(row)](connection, row)
+
+
+def write_all(connection: sqlite3.Connection, rows: Iterable[Row]) -> None:
+    """Apply rows in order, inside the caller's transaction; raises what `write` raises.
+
+    Tokens, of which a busy head writes many in a row, go in together.
+    """
+    for kind, group in groupby(rows, type):
+        if kind is PutTokens:
+            connection.executemany(
+                _INSERT_TOKENS, map(_token_values, cast("Iterable[PutTokens]", group))
+            )
+        else:
+            for row in group:
+                write(connection, row)
 
 
 def _put_answer(connection: sqlite3.Connection, row: PutAnswer) -> None:
@@ -107,12 +123,18 @@ def _set_state(connection: sqlite3.Connection, answer: int, state: str) -> None:
     )
 
 
+_INSERT_TOKENS = (
+    "INSERT INTO tokens (answer, first, generation, ids, logprobs, used_ms)"
+    " VALUES (?, ?, ?, ?, ?, ?)"
+)
+
+
 def _put_tokens(connection: sqlite3.Connection, row: PutTokens) -> None:
-    connection.execute(
-        "INSERT INTO tokens (answer, first, generation, ids, logprobs, used_ms)"
-        " VALUES (?, ?, ?, ?, ?, ?)",
-        (row.answer, row.offset, row.generation, row.ids, row.logprobs, row.used_ms),
-    )
+    connection.execute(_INSERT_TOKENS, _token_values(row))
+
+
+def _token_values(row: PutTokens) -> tuple[object, ...]:
+    return (row.answer, row.offset, row.generation, row.ids, row.logprobs, row.used_ms)
 
 
 def _put_finish(connection: sqlite3.Connection, row: PutFinish) -> None:
