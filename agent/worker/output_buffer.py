@@ -1,9 +1,10 @@
 """When tokens leave the worker. Pure: told of tokens and the time, it says what to send.
 
 A generation's first token and every end leave at once, since someone waits for them. The rest
-leave when one generation has 16 tokens, or after 25 ms or two steps, whichever is longer: each
-message wakes two more processes on the same processors, and costs them an engine thread's time.
-A flush takes what all generations have.
+leave when one generation has 16 tokens, or after 25 ms or three steps, whichever is longer, but at
+the first step that is over 100 ms later: each message wakes two more processes on the same
+processors, and costs them an engine thread's time, and nobody sees text come more often. A flush
+takes what all generations have.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from bus.messages.worker import OutputRun
 
 FLUSH_TOKENS = 16
 FLUSH_AFTER_S = 0.025
-FLUSH_AFTER_STEPS = 2
+FLUSH_AFTER_STEPS = 3
+FLUSH_WITHIN_S = 0.1
 
 
 @dataclass(slots=True)
@@ -61,8 +63,9 @@ class OutputBuffer:
         """
         if not self._pending:
             return None
-        wait_s = 0.0 if self._urgent else max(FLUSH_AFTER_S, FLUSH_AFTER_STEPS * step_s)
-        return self._since + wait_s
+        if self._urgent:
+            return self._since
+        return self._since + max(FLUSH_AFTER_S, min(FLUSH_AFTER_STEPS * step_s, FLUSH_WITHIN_S))
 
     def take(self) -> tuple[OutputRun, ...]:
         """All that is in here, one run for each generation."""

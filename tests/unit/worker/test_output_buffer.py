@@ -35,8 +35,12 @@ def test_a_first_token_and_an_end_leave_at_once() -> None:
     assert run == OutputRun(generation=GenerationId(1), first_index=2, finish=END)
 
 
-@pytest.mark.parametrize(("step_s", "due"), [(0.001, 5.025), (0.0125, 5.025), (0.03, 5.06)])
-def test_others_wait_for_25_ms_or_two_steps(step_s: float, due: float) -> None:
+@pytest.mark.parametrize(
+    ("step_s", "due"), [(0.001, 5.025), (0.008, 5.025), (0.03, 5.09), (0.05, 5.1)]
+)
+def test_others_wait_for_25_ms_or_three_steps_but_for_100_ms_at_most(
+    step_s: float, due: float
+) -> None:
     buffer = OutputBuffer()
     buffer.add(emission(1, 3), 5.0)
     buffer.add(emission(2, 8), 5.02)
