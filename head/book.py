@@ -28,7 +28,8 @@ class AnswerBook:
         self._texts = texts
         self._wall_offset_s = boot_wall_offset_s
         self._answers: dict[int, Answer] = {}
-        self._by_session: dict[SessionId, Answer] = {}
+        #: The oldest first; a session that was not made has one.
+        self._by_session: dict[SessionId, list[Answer]] = {}
         self._by_key: dict[tuple[str, str], Answer] = {}
         self._open: dict[ClientKey, dict[RequestId, Subscription]] = {}
         #: Told of every answer that ends, in the round that keeps its end.
@@ -42,7 +43,7 @@ class AnswerBook:
 
     def add(self, answer: Answer) -> None:
         self._answers[answer.id] = answer
-        self._by_session[answer.session] = answer
+        self._by_session.setdefault(answer.session, []).append(answer)
         if answer.key is not None:
             self._by_key[answer.owner, answer.key] = answer
 
@@ -57,9 +58,9 @@ class AnswerBook:
         return self._by_key.get((owner, key))
 
     def by_session(self, owner: str, session: SessionId) -> Answer | None:
-        """The answer of a session; one of another owner is as good as none."""
+        """The newest answer of a session; one of another owner is as good as none."""
         found = self._by_session.get(session)
-        return found if found is not None and found.owner == owner else None
+        return found[-1] if found and found[-1].owner == owner else None
 
     # --- readers ------------------------------------------------------------------------------
 
@@ -198,8 +199,9 @@ class AnswerBook:
 
     def _forget(self, answer: Answer) -> None:
         self._answers.pop(answer.id, None)
-        if self._by_session.get(answer.session) is answer:
-            del self._by_session[answer.session]
+        others = self._by_session.pop(answer.session, [])
+        if kept := [other for other in others if other is not answer]:
+            self._by_session[answer.session] = kept
         if answer.key is not None:
             self._by_key.pop((answer.owner, answer.key), None)
 

@@ -252,6 +252,16 @@ def test_turn_that_is_repeated_by_its_key_attaches(talk: Talk) -> None:
     assert len(talk.bench.on(1, GenerateReq)) == 1
 
 
+def test_refused_turn_leaves_the_answer_before_it_to_be_attached_to(talk: Talk) -> None:
+    talk.append("hi")
+    talk.send("session.generate", session=talk.session, max_new=2)
+    talk.bench.hear(1, run(talk.bench.last(GenerateReq), 0, 65, 66, finish="length"))
+    refused = talk.call("session.generate", session=talk.session, stop_ids=[9_999_999])
+    assert refused["error"]["param"] == "stop_ids"
+    assert talk.get()["answer_tokens"] == 2
+    assert talk.call("attach", session=talk.session)["usage"]["completion"] == 2
+
+
 def test_key_of_another_request_is_refused_and_nothing_happens(talk: Talk) -> None:
     talk.append("hi")
     request = talk.turn(key="k")
