@@ -113,7 +113,7 @@ class ParkingDesk:
         return placed.node
 
     def choose(self, session: Session, now: float) -> Node:
-        """Where a parked session goes: the node with its file, unless another is better off.
+        """Where a parked session goes: the node with its file, or another if that can not take it.
 
         Raises:
             NoNode, ContextLengthExceeded, UnsupportedOnFleet: nowhere, now.
@@ -127,8 +127,10 @@ class ParkingDesk:
             cached=held,
             lost_node=True,
         )
-        snapshot = self._fleet.snapshot(session.model, now)
-        placement = place(self._policy, _for_idle(snapshot), request)
+        snapshot = _for_idle(self._fleet.snapshot(session.model, now))
+        placement = place(self._policy, _only(snapshot, session.file_on), request)
+        if placement.node is None:
+            placement = place(self._policy, snapshot, request)
         node = self._fleet.get(placement.node) if placement.node is not None else None
         if node is not None:
             return node
@@ -208,6 +210,10 @@ class ParkingDesk:
 
 def _keeps_files(node: Node | None) -> bool:
     return node is not None and PARKING in node.capabilities
+
+
+def _only(snapshot: FleetSnapshot, node: NodeIdentity) -> FleetSnapshot:
+    return replace(snapshot, nodes=tuple(view for view in snapshot.nodes if view.identity == node))
 
 
 def _for_idle(snapshot: FleetSnapshot) -> FleetSnapshot:

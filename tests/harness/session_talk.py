@@ -6,14 +6,15 @@ from typing import Any
 
 from bus.messages.api import MARK, encode_body
 from bus.messages.link import GenerateReq
+from head.core import CorePolicy
 from tests.harness.head_bench import CLIENT, TOY, Bench
 
 
 class Talk:
     """A client with one made session on a head with one node."""
 
-    def __init__(self) -> None:
-        self.bench = Bench()
+    def __init__(self, policy: CorePolicy | None = None) -> None:
+        self.bench = Bench(policy=policy)
         self.bench.node(1)
         self.number = 0
         self.session = self.call("session.create", model=TOY)["session"]

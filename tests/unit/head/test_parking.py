@@ -27,8 +27,12 @@ from bus.messages.link_parking import (
     SessionRestored,
 )
 from bus.messages.parts import Segment
+from head.core import CorePolicy
 from head.parking import RESTORE_LIMIT_S
+from head.placement import POLICIES
 from head.rows import FORKED, PutContent, PutParked, PutSession
+from head.runs import RunPolicy
+from head.waiting import WaitingPolicy
 from tests.harness.head_bench import TOY, run
 from tests.harness.session_talk import Talk
 
@@ -38,8 +42,8 @@ WITHOUT = tuple(name for name in CAPABILITIES if name != PARKING)
 class ParkTalk(Talk):
     """A session with `hiA` as its context, placed on n1."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, policy: CorePolicy | None = None) -> None:
+        super().__init__(policy)
         self.append("hi")
         self.bench.hear(1, run(self.turn(), 0, 65, finish="eos"))
 
@@ -175,6 +179,18 @@ def test_resume_places_it_where_its_file_is_and_reports_what_is_reused(talk: Par
     again = talk.turn()
     assert (again.epoch, again.prompt_tokens) == (assign.epoch, 3)
     assert talk.bench.on(1, SessionForget) == []
+
+
+@pytest.mark.parametrize("placement", sorted(POLICIES))
+def test_resume_goes_to_the_file_whatever_the_policy(placement: str) -> None:
+    talk = ParkTalk(CorePolicy(runs=RunPolicy(waiting=WaitingPolicy(placement=placement))))
+    for number in range(3):
+        talk.park()
+        talk.bench.node(10 + number, f"n{10 + number}")
+        talk.bench.core.fleet.claim(NodeIdentity("n1"), TOY, GenerationId(number), 0.0)
+        request = talk.resume()
+        talk.restored(1)
+        assert talk.reply(request)["node"] == "n1"
 
 
 def test_resume_elsewhere_has_the_file_removed(talk: ParkTalk) -> None:
