@@ -16,17 +16,11 @@ from bus.ids import GenerationId, pack_ids
 from bus.messages.parts import Segment
 from bus.messages.worker import Submit
 from tests.e2e.test_cluster import PROMPT
-from tests.harness.models import toy_model_folder
 
 #: Fills some chunks of prefill.
 LONG = [120] * 2000
 #: More than are made before a cancel arrives, and less than the window less `LONG`.
 MANY = 1900
-
-
-@pytest.fixture
-def toy() -> Path:
-    return toy_model_folder().path
 
 
 def bare_answer(toy: Path, prompt: list[int], made: list[int], count: int) -> list[int]:

@@ -25,17 +25,10 @@ from tests.harness.cluster_checks import alive, wait_for
 from tests.harness.link_processes import agent_process, head_process, make_state, memory_bytes
 from tests.harness.link_sides import Stage
 from tests.harness.logged_process import LoggedProcess
-from tests.harness.models import toy_model_folder
 
 PROMPT = list(b"The quick brown fox")
 #: All ends are expected far below it.
 END_LIMIT_S = 15.0
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with Cluster(toy_model_folder().path, threads=1) as made:
-        yield made
 
 
 @pytest.fixture

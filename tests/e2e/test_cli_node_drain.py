@@ -6,22 +6,14 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 
 import pytest
 
 from bench.cluster import Cluster
 from tests.e2e.test_cluster import PROMPT
-from tests.harness.models import toy_model_folder
 
 #: How a command that waited in vain ends.
 TIMED_OUT = 8
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with Cluster(toy_model_folder().path, threads=1) as made:
-        yield made
 
 
 def test_drain_waits_says_what_stays_and_goes_on_where_it_was(cluster: Cluster) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from bench.bare_engine import run
 from bench.cluster import Cluster
 from bus.errors import Invalid, NotFound
 from tests.harness.cluster_checks import alive, wait_for
-from tests.harness.models import smollm2_folder, toy_model_folder
+from tests.harness.models import smollm2_folder
 
 PROMPT = list(b"The quick brown fox")
 
@@ -24,17 +23,6 @@ def bare_tokens(folder: Path, prompts: list[list[int]], max_new: int) -> list[li
     engine = Engine(ModelRunner(ModelFolder.open(folder), device="cpu", threads=1))
     found: list[list[int]] = run(engine, prompts, max_new)["tokens"]
     return found
-
-
-@pytest.fixture
-def toy() -> Path:
-    return toy_model_folder().path
-
-
-@pytest.fixture
-def cluster(toy: Path) -> Iterator[Cluster]:
-    with Cluster(toy, threads=1) as made:
-        yield made
 
 
 def test_toy_answers_equal_the_bare_engine_and_text_equals_tokens(

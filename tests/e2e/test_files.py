@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import stat
-from collections.abc import Iterator
-
-import pytest
 
 from bench.cluster import Cluster
 from tests.harness.blob_rig import blob_of, some_bytes
 from tests.harness.file_client import FileClient
-from tests.harness.models import toy_model_folder
 
 SIZE = 20 * 1024 * 1024
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with Cluster(toy_model_folder().path, threads=1) as made:
-        yield made
 
 
 def test_a_file_reaches_the_worker_while_a_stream_goes_on(cluster: Cluster) -> None:

@@ -15,22 +15,10 @@ from bus.client_events import Ended
 from bus.errors import Invalid, NoHead, NoNode, Parked, SessionBusy
 from bus.session_handle import Session
 from tests.e2e.test_cases_sessions import bare_answer
-from tests.harness.models import toy_model_folder
 
 #: Some blocks of a prefix.
 PROMPT = [32 + i % 90 for i in range(200)]
 TURN = {"temperature": 0.0, "ignore_eos": True}
-
-
-@pytest.fixture
-def toy() -> Path:
-    return toy_model_folder().path
-
-
-@pytest.fixture
-def cluster(toy: Path) -> Iterator[Cluster]:
-    with Cluster(toy, threads=1) as made:
-        yield made
 
 
 @pytest.fixture

@@ -12,14 +12,8 @@ import pytest
 from bench.cluster import Cluster
 from bus.call import Call
 from tests.e2e.test_cluster import PROMPT, bare_tokens
-from tests.harness.models import toy_model_folder
 
 COUNT = 400
-
-
-@pytest.fixture
-def toy() -> Path:
-    return toy_model_folder().path
 
 
 @pytest.fixture

@@ -14,17 +14,11 @@ from bus.client import Client
 from bus.client_events import OtherEvent
 from tests.e2e.test_cluster import PROMPT, bare_tokens
 from tests.harness.cluster_checks import wait_for
-from tests.harness.models import toy_model_folder
 
 NODES = ("node-1", "node-2", "node-3")
 #: Streams that run at any moment, one after the other in each of these places.
 STREAMS = 6
 TOKENS = 1500
-
-
-@pytest.fixture(scope="module")
-def toy() -> Path:
-    return toy_model_folder().path
 
 
 @pytest.fixture(scope="module")
