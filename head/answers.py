@@ -127,6 +127,8 @@ class Answer:
     text_job: int | None = None
     #: The timer of its wall budget, while it waits or runs.
     budget_timer: int | None = None
+    #: Since its node has waited for its readers; ends the wait.
+    hold_timer: int | None = None
     subscriptions: list[Subscription] = field(default_factory=list)
     #: When a reader last went away, or the head was restarted.
     unread_s: float = 0.0

@@ -146,6 +146,7 @@ class Runs:
             generations=self._generations,
             waiting=self.waiting,
             failover=self._failover,
+            timers=timers,
         )
         self.token_events = self._intake.token_events
         self.caught_up = self._intake.caught_up

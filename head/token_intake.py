@@ -10,6 +10,7 @@ from bus.head_session import Receipt, Verdict
 from bus.ids import count_ids, unpack_ids
 from bus.messages.link import TokenEvents
 from bus.messages.parts import Finish, TokenRun
+from bus.timers import Timers
 from head.accounts import keep_account
 from head.acks import AckDesk
 from head.answers import FINISH_NAMES, Answer, until_stop
@@ -25,6 +26,9 @@ from head.waiting import WaitingLine
 
 #: A stream is acknowledged at once when it passes a multiple of this: a quarter of the window.
 ACK_EVERY_EVENTS = 256
+#: A node pauses for readers who take nothing for so long; then it makes what was asked for, and its
+#: lane is free for others.
+HOLD_LIMIT_S = 300.0
 
 
 class TokenIntake:
@@ -41,6 +45,7 @@ class TokenIntake:
         generations: Generations,
         waiting: WaitingLine,
         failover: Failover,
+        timers: Timers,
     ) -> None:
         self._outbox = outbox
         self._book = book
@@ -50,6 +55,7 @@ class TokenIntake:
         self._generations = generations
         self._waiting = waiting
         self._failover = failover
+        self._timers = timers
 
     def token_events(self, link: LinkKey, events: TokenEvents, now: float) -> None:
         """Take what a node's workers made since its last message."""
@@ -83,6 +89,8 @@ class TokenIntake:
         urgent = crossed or receipt.finish is not None
         if receipt.finish is not None or not answer.is_held_back:
             self._acks.note(link, run.generation, protocol.next_seq, now, urgent=urgent)
+        elif answer.hold_timer is None:
+            self._hold(answer, now)
         if receipt.verdict is Verdict.FRESH:
             self._take(session, answer, placed, receipt, now)
 
@@ -91,13 +99,28 @@ class TokenIntake:
 
         A node is held back by what is not acknowledged to it: it fills its window, and pauses.
         """
-        session = self._sessions.of(answer) if answer.pause_when_slow else None
+        if answer.hold_timer is None:
+            return
+        self._timers.cancel(answer.hold_timer)
+        answer.hold_timer = None
+        if answer.is_held_back:
+            self._hold(answer, now)
+            return
+        session = self._sessions.of(answer)
         placed = session.placed if session is not None else None
-        if placed is None or placed.link is None or answer.is_held_back:
+        if placed is None or placed.link is None:
             return
         protocol = placed.protocol
         if protocol.is_generating and protocol.generation is not None:
             self._acks.note(placed.link, protocol.generation, protocol.next_seq, now, urgent=True)
+
+    def _hold(self, answer: Answer, now: float) -> None:
+        answer.hold_timer = self._timers.at(now + HOLD_LIMIT_S, lambda at: self._let_go(answer, at))
+
+    def _let_go(self, answer: Answer, now: float) -> None:
+        """Its readers have taken nothing for long: its lane waits for them no more."""
+        answer.pause_when_slow = False
+        self.caught_up(answer, now)
 
     def _take(
         self, session: Session, answer: Answer, placed: Placed, receipt: Receipt, now: float

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bus.event_window import PAUSE_AT, WINDOW_EVENTS
 from bus.ids import pack_ids
+from head.token_intake import HOLD_LIMIT_S
 from tests.harness.memory_fleet import CLIENT, MemoryFleet, Stream
 from tests.harness.memory_parts import expected_tokens
 
@@ -48,6 +49,25 @@ def test_lane_waits_for_a_slow_reader_when_the_request_says_so() -> None:
     more(fleet, stream)
     fleet.finish(stream)
     assert stream.tokens == expected_tokens(pack_ids(b"slow"), MANY)
+
+
+def test_lane_is_not_held_for_ever_by_a_reader_who_takes_nothing() -> None:
+    fleet, stream = slow_reader(pause_when_slow=True)
+    more_at = len(stream.tokens)
+    fleet.run(HOLD_LIMIT_S)
+    assert kept(fleet) == MANY
+    assert len(stream.tokens) == more_at
+    more(fleet, stream)
+    fleet.finish(stream)
+    assert stream.tokens == expected_tokens(pack_ids(b"slow"), MANY)
+
+
+def test_a_reader_who_takes_a_little_now_and_then_is_waited_for() -> None:
+    fleet, stream = slow_reader(pause_when_slow=True)
+    for _ in range(2):
+        fleet.run(HOLD_LIMIT_S / 2)
+        fleet.finish(fleet.request("more", about=stream.id, credit=1))
+    assert kept(fleet) < MANY
 
 
 def test_lane_goes_on_when_the_slow_reader_has_left() -> None:
