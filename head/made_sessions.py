@@ -118,7 +118,7 @@ class MadeSessions:
         for segment in context.segments:
             ids = context.slice(first, first + segment.tokens)
             answer = FORKED if segment.by_step else 0
-            self._outbox.persist(PutContent(session=made.id, first=first, ids=ids, answer=answer))
+            self._persist_content(made, first, ids, answer)
             first += segment.tokens
         return made
 
@@ -314,6 +314,7 @@ class MadeSessions:
             )
             for content in one.contents:
                 made.context.append(content.ids, _segments(content.ids, content.answer))
+                made.tokenizer_digest = content.tokenizer_digest or made.tokenizer_digest
             self._add(made)
 
     def restore_turn(self, answer: Answer, context_tokens: int) -> None:
@@ -327,7 +328,8 @@ class MadeSessions:
             return
         answer.is_turn = True
         answer.prompt_tokens = context_tokens
-        session.tokenizer_digest = answer.tokenizer_digest
+        # Stores of before tokens were kept with their tokenizer's digest have it of turns only.
+        session.tokenizer_digest = session.tokenizer_digest or answer.tokenizer_digest
         if answer.ended:
             return
         if len(session.context) != context_tokens:
@@ -354,9 +356,18 @@ class MadeSessions:
         self._sessions.add(session)
 
     def _extend(self, session: Session, ids: PackedIds, answer: int) -> None:
-        row = PutContent(session=session.id, first=len(session.context), ids=ids, answer=answer)
+        self._persist_content(session, len(session.context), ids, answer)
         session.context.append(ids, _segments(ids, answer))
         self._tokens += count_ids(ids)
+
+    def _persist_content(self, session: Session, first: int, ids: PackedIds, answer: int) -> None:
+        row = PutContent(
+            session=session.id,
+            first=first,
+            ids=ids,
+            answer=answer,
+            tokenizer_digest=session.tokenizer_digest,
+        )
         self._outbox.persist(row)
 
     def _check_room(self, session: Session, more: int) -> None:

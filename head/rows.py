@@ -154,6 +154,8 @@ class PutContent:
     first: int
     ids: PackedIds
     answer: int = 0
+    #: Of the tokenizer that the tokens are of; 0 for not known.
+    tokenizer_digest: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

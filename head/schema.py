@@ -138,12 +138,15 @@ _ACCOUNTS = (
     "ALTER TABLE tokens ADD COLUMN used_ms INTEGER NOT NULL DEFAULT 0",
 )
 
+_TOKENIZERS = ("ALTER TABLE content ADD COLUMN tokenizer TEXT NOT NULL DEFAULT ''",)
+
 MIGRATIONS: Sequence[Migration] = (
     Migration("answers, generations, tokens and peers", _FIRST),
     Migration("sessions with several turns, enrolled keys and settings", _SESSIONS),
     Migration("log-probabilities and stop strings", _LOGPROBS),
     Migration("sessions that are parked or forked", _PARKING),
     Migration("what failures left of answers, and used budgets", _ACCOUNTS),
+    Migration("the tokenizer of a session's tokens", _TOKENIZERS),
 )
 
 

@@ -37,6 +37,7 @@ from head.rows import (
     StoredState,
 )
 from head.schema import MIGRATIONS, Migration, migrate
+from head.session_tables import read_sessions
 from head.store_copy import read_facts
 from head.store_file import (
     BUSY_TIMEOUT_S,
@@ -56,7 +57,6 @@ from head.tables import (
     read_answers,
     read_node_keys,
     read_peers,
-    read_sessions,
     read_settings,
     write,
     write_all,

@@ -7,31 +7,26 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Any, cast
 
-from bus.ids import Epoch, NodeIdentity, PackedIds, SessionId, count_ids
+from bus.ids import Epoch, NodeIdentity, PackedIds, count_ids
+from head import session_tables
 from head.rows import (
     FINISHED,
     PLACED,
     SENT,
-    EndSession,
     ForgetNodeKey,
     MarkSent,
     PurgeAnswers,
-    PurgeSessions,
     PutAccount,
     PutAnswer,
-    PutContent,
     PutFinish,
     PutGeneration,
     PutNodeKey,
-    PutParked,
     PutPeer,
-    PutSession,
     PutSetting,
     PutTokens,
     RaiseBoot,
     Row,
     StoredAnswer,
-    StoredSession,
 )
 
 #: Pages that one purge gives back to the file system at most; the rest goes with the next.
@@ -170,40 +165,6 @@ def _put_peer(connection: sqlite3.Connection, row: PutPeer) -> None:
     )
 
 
-def _put_session(connection: sqlite3.Connection, row: PutSession) -> None:
-    connection.execute(
-        "INSERT INTO session (session, owner, model, qos, created_wall_s, parent)"
-        " VALUES (?, ?, ?, ?, ?, ?)",
-        (row.session, row.owner, row.model, row.qos, row.created_wall_s, row.parent),
-    )
-
-
-def _put_parked(connection: sqlite3.Connection, row: PutParked) -> None:
-    connection.execute(
-        "UPDATE session SET parked = ?, file_on = ? WHERE session = ?",
-        (row.parked, row.file_on, row.session),
-    )
-
-
-def _put_content(connection: sqlite3.Connection, row: PutContent) -> None:
-    connection.execute(
-        "INSERT INTO content (session, first, answer, ids) VALUES (?, ?, ?, ?)",
-        (row.session, row.first, row.answer, row.ids),
-    )
-
-
-def _end_session(connection: sqlite3.Connection, row: EndSession) -> None:
-    connection.execute(
-        "UPDATE session SET ended_wall_s = ? WHERE session = ?", (row.ended_wall_s, row.session)
-    )
-
-
-def _purge_sessions(connection: sqlite3.Connection, row: PurgeSessions) -> None:
-    connection.executemany(
-        "DELETE FROM session WHERE session = ?", [(session,) for session in row.sessions]
-    )
-
-
 def _put_node_key(connection: sqlite3.Connection, row: PutNodeKey) -> None:
     connection.execute(
         "INSERT OR REPLACE INTO node_key (public, identity, state, host, changed_wall_s)"
@@ -233,11 +194,7 @@ _WRITERS: dict[type, Write] = {
     PutFinish: _put_finish,
     PurgeAnswers: _purge,
     PutPeer: _put_peer,
-    PutSession: _put_session,
-    PutContent: _put_content,
-    PutParked: _put_parked,
-    EndSession: _end_session,
-    PurgeSessions: _purge_sessions,
+    **session_tables.WRITERS,
     PutNodeKey: _put_node_key,
     ForgetNodeKey: _forget_node_key,
     PutSetting: _put_setting,
@@ -292,42 +249,6 @@ def read_peers(connection: sqlite3.Connection) -> tuple[PutPeer, ...]:
         )
         for public, identity, incarnation, hello_counter in connection.execute(
             "SELECT public, identity, incarnation, hello_counter FROM peer ORDER BY identity"
-        )
-    )
-
-
-def read_sessions(connection: sqlite3.Connection) -> tuple[StoredSession, ...]:
-    """Every made session with its context, in order of its name.
-
-    Raises:
-        sqlite3.DatabaseError: the file is damaged, or a context has a gap.
-    """
-    contents: dict[SessionId, list[PutContent]] = {}
-    for session, first, answer, ids in connection.execute(
-        "SELECT session, first, answer, ids FROM content ORDER BY session, first"
-    ):
-        rows = contents.setdefault(session, [])
-        if first != (rows[-1].first + count_ids(rows[-1].ids) if rows else 0):
-            raise sqlite3.DatabaseError(f"session {session} has a gap in its context at {first}")
-        rows.append(PutContent(session=session, first=first, ids=PackedIds(ids), answer=answer))
-    return tuple(
-        StoredSession(
-            session=session,
-            owner=owner,
-            model=model,
-            qos=qos,
-            created_wall_s=created,
-            ended_wall_s=ended,
-            contents=tuple(contents.get(session, ())),
-            parent=parent,
-            parked=bool(parked),
-            file_on=NodeIdentity(file_on),
-        )
-        for session, owner, model, qos, created, ended, parent, parked, file_on in (
-            connection.execute(
-                "SELECT session, owner, model, qos, created_wall_s, ended_wall_s, parent, parked,"
-                " file_on FROM session ORDER BY session"
-            )
         )
     )
 

@@ -29,7 +29,7 @@ def text_reply(job: object) -> object:
                 kind="encoder" if job.folder == "/encoder" else "decoder",
             )
         case text.Encode():
-            return text.Encoded(job=job.job, ids=pack_ids(job.text.encode()))
+            return text.Encoded(job=job.job, ids=pack_ids(job.text.encode()), digest=DIGEST)
         case text.CheckConstraint() if REFUSED in job.constraint.source:
             return text.TextFailed(
                 job=job.job, code="constraint_invalid", message="no", param="constraint"

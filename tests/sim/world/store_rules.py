@@ -25,6 +25,7 @@ from head.rows import (
     PutSession,
     PutTokens,
 )
+from tests.harness.memory_text import DIGEST
 from tests.harness.memory_worker import TOKEN_BITS, made_up_record
 from tests.sim.world.record import Answer, Plan, Record, Run, Violation
 from tests.sim.world.verdicts import Verdicts
@@ -175,6 +176,8 @@ class StoreRules:
             raise Violation(f"content at {row.first} of a session with {len(context)} tokens")
         if row.session in record.ended:
             raise Violation(f"content of {row.session} after its end")
+        if row.tokenizer_digest != DIGEST:
+            raise Violation(f"content of {row.session} without its tokenizer's digest")
         if row.session in record.parked:
             raise Violation(f"content of {row.session} while it is parked")
         if record.inherited.get(row.session):

@@ -21,10 +21,13 @@ from bus.messages.link import (
     SessionRevoke,
 )
 from bus.messages.parts import HeldView, LeaseRef, Segment
+from head.effects import Persist
 from head.made_sessions import MAX_SESSIONS
 from head.rows import EndSession, PurgeSessions, PutContent, PutSession
 from head.sessions import Session
-from tests.harness.head_bench import CLIENT, TOY, run
+from tests.harness.head_bench import CLIENT, TOY, Bench, run
+from tests.harness.memory_disk import Disk
+from tests.harness.memory_text import DIGEST
 from tests.harness.session_talk import Talk
 
 
@@ -380,3 +383,39 @@ def test_a_session_of_another_tokenizer_goes_on_with_none_of_the_new_one(talk: T
     assert "error" in talk.call("session.append", session=forked, tokens=[66])
     new = talk.call("session.create", model=TOY)["session"]
     assert talk.call("session.append", session=new, text="yo")["tokens"] == 2
+
+
+def restarted(talk: Talk) -> None:
+    """The head ends, and starts on what it had stored."""
+    disk = Disk()
+    disk.boot = 3
+    disk.commit(Persist(lsn=1, rows=tuple(talk.bench.rows)))
+    talk.bench = Bench(stored=disk.start())
+
+
+@pytest.mark.parametrize("is_fork", [False, True])
+def test_a_restart_does_not_forget_the_tokenizer_of_a_session_without_turns(
+    talk: Talk, is_fork: bool
+) -> None:
+    talk.append("hi")
+    if is_fork:
+        talk.session = talk.call("session.fork", session=talk.session)["session"]
+    restarted(talk)
+    talk.bench.text_digest = 0x5EED
+    talk.bench.core.models_found({TOY: "/toy"}, 0.0, {TOY: 2})
+    talk.bench.settle()
+    for error in (
+        talk.append("yo")["error"],
+        talk.call("session.generate", session=talk.session, max_new=3)["error"],
+    ):
+        assert error["code"] == "tokenizer_unavailable"
+        assert f"({DIGEST:016x}) than the head has now (0000000000005eed)" in error["message"]
+    assert talk.get(limit=9)["ids"] == list(b"hi")
+
+
+def test_a_session_goes_on_after_a_restart_with_its_own_tokenizer(talk: Talk) -> None:
+    talk.append("hi")
+    restarted(talk)
+    assert talk.append("yo")["tokens"] == 4
+    contents = [row for row in talk.bench.rows if isinstance(row, PutContent)]
+    assert [row.tokenizer_digest for row in contents] == [DIGEST]
