@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,20 @@ def terminal() -> Iterator[Terminal]:
     made.close()
 
 
+@contextmanager
+def _at(
+    terminal: Terminal, head: ScriptedHead, *arguments: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process at a terminal of its own; killed at the end, if it still runs."""
+    ends = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.theirs)
+    process = _process(head, *arguments, start_new_session=True, **ends)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
 def _interrupt(process: subprocess.Popen[bytes]) -> None:
     """Press Ctrl-C once it waits for the keyboard; input() misses one that comes just before."""
     until = time.monotonic() + LIMIT_S
@@ -103,9 +118,7 @@ def _interrupt(process: subprocess.Popen[bytes]) -> None:
 
 
 def test_ctrl_c_at_the_prompt_clears_the_line_first(fleet: Served, terminal: Terminal) -> None:
-    ends = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.theirs)
-    process = _process(fleet[1], "chat", "toy", start_new_session=True, **ends)
-    try:
+    with _at(terminal, fleet[1], "chat", "toy") as process:
         terminal.wait_for(b"> ")
         terminal.type(b"half a li")
         terminal.wait_for(b"half a li")
@@ -122,22 +135,14 @@ def test_ctrl_c_at_the_prompt_clears_the_line_first(fleet: Served, terminal: Ter
         _interrupt(process)
         assert process.wait(LIMIT_S) == 130
         assert b"error" not in terminal.seen
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_a_prompt_from_the_terminal_says_how_it_ends(fleet: Served, terminal: Terminal) -> None:
-    ends = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.theirs)
-    process = _process(fleet[1], "run", "toy", start_new_session=True, **ends)
-    try:
+    with _at(terminal, fleet[1], "run", "toy") as process:
         terminal.wait_for(b"Ctrl-D")
         terminal.type(b"hello\n\x04")
         terminal.wait_for(b"Hi there")
         assert process.wait(LIMIT_S) == 0
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_following_a_log_ends_quietly(tmp_path: Path, fleet: Served) -> None:
