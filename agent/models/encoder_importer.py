@@ -6,6 +6,7 @@ import shutil
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -86,26 +87,24 @@ def import_encoder(source: Path, target: Path, *, progress: Progress = no_progre
         progress("self-test", 0, 1)
         test = make_test(open_session(partial / GRAPH), prompt)
         progress("self-test", 1, 1)
-        write_record(
-            partial,
-            {
-                "name": target.name,
-                "kind": ENCODER,
-                "source": origin,
-                "architecture": MODEL_TYPE,
-                "quantization": dict(Counter(t.dtype for t in weights.tensors.values())),
-                "numerics": {},
-                "signature": asdict(_signature(config)),
-                "encoder": asdict(
-                    EncoderFigures(config.pooling, config.normalize, config.trained_tokens)
-                ),
-                "eos_ids": [],
-                "bos_id": None,
-                "add_bos": False,
-                "self_test": asdict(test),
-            },
-        )
+        record = {"name": target.name, "source": origin, **_record(config, weights)}
+        write_record(partial, {**record, "self_test": asdict(test)})
     return ModelFolder.open(target)
+
+
+def _record(config: EncoderConfig, weights: SafetensorsFile) -> dict[str, Any]:
+    figures = EncoderFigures(config.pooling, config.normalize, config.trained_tokens)
+    return {
+        "kind": ENCODER,
+        "architecture": MODEL_TYPE,
+        "quantization": dict(Counter(t.dtype for t in weights.tensors.values())),
+        "numerics": {},
+        "signature": asdict(_signature(config)),
+        "encoder": asdict(figures),
+        "eos_ids": [],
+        "bos_id": None,
+        "add_bos": False,
+    }
 
 
 def _signature(config: EncoderConfig) -> Signature:
