@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +21,7 @@ from head.store_file import connect, copy_error
 
 FOLDER = "backups"
 _NAME = re.compile(r"head-\d{8}T\d{6}Z(-\d+)?\.db")
+_UNFINISHED = re.compile(_NAME.pattern + r"\.part(-journal)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,23 +75,69 @@ def back_up(
         SuperfluidError: the copy can not be made; then there is no part of it either.
     """
     own = private_folder(store.parent / FOLDER)
-    if target is None:
-        target = _new_name(own, wall_s)
+    file = own if target is None else target
     try:
-        _check_target(target)
-        _check_room(store, target.parent, spare_bytes)
-        source = connect(store, read_only=True)
-        try:
-            facts = copy_whole(source, target, go_on=go_on)
-        finally:
-            source.close()
-        size_bytes = target.stat().st_size
-        removed = _remove_older(own, keep) if keep else 0
+        with _working_in(own):
+            file = _new_name(own, wall_s) if target is None else target
+            _check_target(file)
+            _check_room(store, file.parent, spare_bytes)
+            facts = _copy(store, file, go_on)
+            size_bytes = file.stat().st_size
+            removed = _remove_older(own, keep) if keep else 0
     except (sqlite3.Error, OSError) as error:
-        raise copy_error(target, error) from error
+        raise copy_error(file, error) from error
     return Backup(
-        file=target, size_bytes=size_bytes, made_wall_s=wall_s, facts=facts, removed=removed
+        file=file, size_bytes=size_bytes, made_wall_s=wall_s, facts=facts, removed=removed
     )
+
+
+def clear_unfinished(store: Path) -> tuple[str, ...]:
+    """Remove what a process that was killed left of its backup in the store's own folder.
+
+    Returns:
+        The names of what was removed; nothing goes while some process makes a backup there.
+
+    Raises:
+        OSError: the folder can not be read, or a file of it not be removed.
+    """
+    folder = store.parent / FOLDER
+    if not folder.is_dir():
+        return ()
+    with _working_in(folder) as removed:
+        return removed
+
+
+@contextmanager
+def _working_in(folder: Path) -> Iterator[tuple[str, ...]]:
+    """Keep the unfinished files of the folder from others; those of nobody go before.
+
+    A lock on the folder ends with its process. Who gets it alone knows that nobody else is at work
+    there, and each of those who are shares it.
+
+    Yields:
+        The names of what was removed.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        removed: list[str] = []
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for file in folder.iterdir():
+                if _UNFINISHED.fullmatch(file.name):
+                    file.unlink()
+                    removed.append(file.name)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield tuple(removed)
+    finally:
+        os.close(descriptor)
+
+
+def _copy(store: Path, target: Path, go_on: Callable[[], bool]) -> StoreFacts:
+    source = connect(store, read_only=True)
+    try:
+        return copy_whole(source, target, go_on=go_on)
+    finally:
+        source.close()
 
 
 def _check_target(target: Path) -> None:
@@ -114,10 +163,13 @@ def _check_room(store: Path, folder: Path, spare_bytes: int) -> None:
 
 
 def _new_name(folder: Path, wall_s: float) -> Path:
-    """A name that sorts by time; a second one of the same second gets a number."""
+    """A name that sorts by time; a second one of the same second gets a number.
+
+    An unfinished file is another process's at work.
+    """
     stem = f"head-{datetime.fromtimestamp(wall_s, UTC):%Y%m%dT%H%M%SZ}"
     name, number = f"{stem}.db", 1
-    while (folder / name).exists():
+    while (folder / name).exists() or (folder / f"{name}.part").exists():
         number += 1
         name = f"{stem}-{number}.db"
     return folder / name

@@ -22,7 +22,7 @@ from bus.errors import Internal, SuperfluidError
 from bus.file_thread import FileThread
 from bus.log import EventLog
 from bus.transport import clock
-from head.backups import Backup, back_up
+from head.backups import Backup, back_up, clear_unfinished
 from head.log_mark import log_file
 from head.reserve import Reserve, Step
 from head.storage import DAMAGED, NOT_CHECKED, SOUND, StoreReport
@@ -72,6 +72,7 @@ class StoreCare(Closing):
         self._check_at_s += CHECK_AFTER_S
         self._making_reserve = False
         self._thread.submit(_be_nice, lambda error: None)
+        self._do(partial(clear_unfinished, store), self._cleared)
 
     def fileno(self) -> int:
         """Becomes readable when `settle` has something to do."""
@@ -157,6 +158,12 @@ class StoreCare(Closing):
             self._log.repeated(clock.now(), "store_reserve_failed", peer=file, why=str(error))
 
     # --- what the thread does -------------------------------------------------------------------
+
+    def _cleared(self, removed: tuple[str, ...] | SuperfluidError) -> None:
+        if isinstance(removed, SuperfluidError):
+            self._log.warning("store_backups_not_cleared", why=removed.message)
+        for name in removed if isinstance(removed, tuple) else ():
+            self._log.info("store_backup_unfinished_removed", file=name)
 
     def _find_damage(self) -> str:
         connection = self._reading = connect(self._store, read_only=True)
