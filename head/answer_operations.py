@@ -28,10 +28,11 @@ from bus.messages.api import (
 from bus.messages.text import MAX_OPTIONS_BYTES, Encode, RenderChat
 from head.admission import Admission
 from head.answers import Answer, Subscription
-from head.effects import ClientKey
+from head.effects import NOBODY, ClientKey
 from head.encoders import ENCODER, makes_no_text
 from head.operation import ApiRequest, Core
 from head.sampling_request import constraint_param, sampling_of
+from head.session_lines import SessionLines
 from head.sessions import Session
 
 #: Until clients have keys, whoever may open the API socket is one owner.
@@ -41,8 +42,9 @@ LOCAL_OWNER = "local"
 class AnswerOperations:
     """Owned by the API; works on the head's core."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, lines: SessionLines) -> None:
         self._core = core
+        self._lines = lines
 
     def generate(self, request: ApiRequest, now: float) -> None:
         asked = from_map(GenerateRequest, only_known(request.body))
@@ -97,8 +99,9 @@ class AnswerOperations:
 
     def cancel(self, request: ApiRequest, now: float) -> None:
         asked = from_map(AboutRequest, request.body)
-        answer = self._core.book.subscription(request.client, asked.about).answer
-        self._core.runs.cancel(answer, now)
+        if not self._lines.cancel(request.client, asked.about):
+            answer = self._core.book.subscription(request.client, asked.about).answer
+            self._core.runs.cancel(answer, now)
         self._core.outbox.reply(request.end({}))
 
     def more(self, request: ApiRequest, now: float) -> None:
@@ -242,6 +245,8 @@ class AnswerOperations:
         self._core.texts.when_described(answer.model, then, now)
 
     def _subscribe(self, request: ApiRequest, answer: Answer, offset: int) -> None:
+        if request.client == NOBODY:
+            return
         subscription = Subscription(
             client=request.client,
             request=request.id,

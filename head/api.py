@@ -22,6 +22,7 @@ from head.model_operations import ModelOperations
 from head.node_operations import NodeOperations
 from head.operation import ApiRequest, Core
 from head.sampling_request import check_below
+from head.session_lines import SessionLines
 from head.session_operations import SessionOperations
 from head.store_operations import StoreOperations
 from head.texts import MakeJob
@@ -32,10 +33,11 @@ class Api:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self.answers = AnswerOperations(core)
+        self.lines = SessionLines(core, self.handle)
+        self.answers = AnswerOperations(core, self.lines)
         self.blobs = BlobOperations(core)
         self.placing = ExplainOperations(core)
-        self.sessions = SessionOperations(core, self.answers)
+        self.sessions = SessionOperations(core, self.answers, self.lines)
         self.node_keys = NodeOperations(core)
         self.node_models = ModelOperations(core)
         self.store = StoreOperations(core)
@@ -53,8 +55,11 @@ class Api:
                 f"{', '.join(OPERATIONS)}",
                 param="op",
             )
-        if self._core.book.is_open(request.client, request.id):
+        client = request.client
+        if self._core.book.is_open(client, request.id) or self.lines.is_open(client, request.id):
             raise Invalid("id names an open request already; choose another", param="id")
+        if self.lines.stands_behind(request):
+            return
         if request.envelope.op in GROWS:
             self._core.storage.check_new_work()
         operation(self, request, now)

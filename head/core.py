@@ -170,7 +170,7 @@ class HeadCore:
             left: it said goodbye, so that it is not waited for.
         """
         self.texts.client_gone(client)
-        self._api.sessions.client_gone(client)
+        self._api.lines.client_gone(client)
         self.uploads.client_gone(client)
         for answer in self.book.client_gone(client):
             self.runs.caught_up(answer, now)

@@ -16,6 +16,8 @@ from head.rows import Row
 LinkKey = int
 #: Names one API client connection.
 ClientKey = bytes
+#: The client of what nobody waits for any more; replies to it go nowhere.
+NOBODY: ClientKey = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

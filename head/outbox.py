@@ -6,6 +6,7 @@ Every output of a round waits for the rows of that round: simple, and never too 
 from __future__ import annotations
 
 from head.effects import (
+    NOBODY,
     BackUp,
     ClientKey,
     CloseLink,
@@ -40,7 +41,9 @@ class Outbox:
         self._outputs.append(CloseLink(link=link, reason=reason))
 
     def reply(self, *replies: Reply | None) -> None:
-        self._outputs.extend(reply for reply in replies if reply is not None)
+        self._outputs.extend(
+            reply for reply in replies if reply is not None and reply.client != NOBODY
+        )
 
     def text_job(self, message: object, client: ClientKey) -> None:
         self._outputs.append(TextJob(message=message, client=client))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from bus.api_maps import from_map
 from bus.errors import Invalid, NotFound, SuperfluidError
-from bus.ids import PackedIds, SessionId, pack_ids, unpack_ids
+from bus.ids import PackedIds, pack_ids, unpack_ids
 from bus.messages.api import (
     QOS_CLASSES,
     QOS_NAMES,
@@ -23,17 +21,12 @@ from bus.messages.parts import U32
 from bus.messages.text import Described, Encode, Encoded
 from head.answer_operations import LOCAL_OWNER, AnswerOperations, only_known
 from head.answers import Answer
-from head.effects import ClientKey
 from head.operation import ApiRequest, Core
 from head.parking import Resumed
 from head.sampling_request import check_below
+from head.session_lines import SessionLines
 from head.session_listing import SessionListRequest, session_page
 from head.sessions import Session, state_of
-
-#: Requests that may stand behind an append which is still being tokenized.
-MAX_BEHIND = 64
-
-Operate = Callable[[ApiRequest, float], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,26 +37,12 @@ class SessionForkRequest(SessionRequest):
 
 
 class SessionOperations:
-    """Owned by the API; works on the head's core.
+    """Owned by the API; works on the head's core, when no append of the session comes first."""
 
-    Appends and turns of one session are taken in the order that they came in, so that a client
-    need not wait for one's reply to send the next.
-    """
-
-    def __init__(self, core: Core, answers: AnswerOperations) -> None:
+    def __init__(self, core: Core, answers: AnswerOperations, lines: SessionLines) -> None:
         self._core = core
         self._answers = answers
-        #: What stands behind an append, by session; none is empty.
-        self._behind: dict[SessionId, deque[tuple[ApiRequest, Operate]]] = {}
-
-    def client_gone(self, client: ClientKey) -> None:
-        """Nobody is there any more to read what stands behind an append."""
-        for session, line in list(self._behind.items()):
-            left = deque(each for each in line if each[0].client != client)
-            if left:
-                self._behind[session] = left
-            else:
-                del self._behind[session]
+        self._lines = lines
 
     def create(self, request: ApiRequest, now: float) -> None:
         asked = from_map(SessionCreateRequest, request.body)
@@ -79,8 +58,6 @@ class SessionOperations:
             raise Invalid("give one of text and tokens (ids)", param="text")
         if asked.text == "" or asked.tokens == ():
             raise Invalid("there is nothing to append; give at least one token", param="text")
-        if self._stands_behind(asked.session, request, self.append):
-            return
         session = self._core.runs.made.find_idle(LOCAL_OWNER, asked.session)
         if asked.tokens is not None:
             self._append_ids(request, session, asked.tokens, now)
@@ -99,8 +76,6 @@ class SessionOperations:
                 param="model",
             )
         if self._answers.attach_known(request, asked, now, session.id):
-            return
-        if self._stands_behind(session.id, request, self.generate):
             return
         self._core.runs.made.find_idle(LOCAL_OWNER, asked.session)
         self._answers.begin_turn(request, asked, session, now)
@@ -175,29 +150,10 @@ class SessionOperations:
 
     # --- parts --------------------------------------------------------------------------------
 
-    def _stands_behind(self, session: SessionId, request: ApiRequest, operate: Operate) -> bool:
-        """Whether an append of the session comes first; the request is then taken after it."""
-        line = self._behind.get(session, deque())
-        if not self._core.runs.made.find(LOCAL_OWNER, session).appending or len(line) >= MAX_BEHIND:
-            return False
-        self._behind.setdefault(session, line).append((request, operate))
-        return True
-
-    def _take_behind(self, session: Session, now: float) -> None:
-        while not session.appending and (line := self._behind.get(session.id)):
-            request, operate = line.popleft()
-            if not line:
-                del self._behind[session.id]
-            try:
-                operate(request, now)
-            except SuperfluidError as error:
-                self._core.fail_request(request.client, request.id, error)
-
     def _append_ids(
         self, request: ApiRequest, session: Session, ids: tuple[int, ...], now: float
     ) -> None:
         def then(known: object, at: float) -> None:
-            session.appending = False
             try:
                 if isinstance(known, SuperfluidError):
                     raise known
@@ -206,20 +162,16 @@ class SessionOperations:
                     self._append(request, session, pack_ids(ids), known.digest)
             except SuperfluidError as error:
                 self._core.fail_request(request.client, request.id, error)
-            self._take_behind(session, at)
+            self._lines.end(session, at)
 
-        session.appending = True
-        try:
-            self._core.texts.when_described(session.model, then, now)
-        except SuperfluidError:
-            session.appending = False
-            raise
+        self._core.texts.folder(session.model)
+        self._lines.begin(session, request)
+        self._core.texts.when_described(session.model, then, now)
 
     def _append_text(self, request: ApiRequest, session: Session, text: str) -> None:
         first = not len(session.context)
 
         def encoded(reply: object, now: float) -> None:
-            session.appending = False
             try:
                 if isinstance(reply, SuperfluidError):
                     raise reply
@@ -228,7 +180,7 @@ class SessionOperations:
                     self._append(request, session, reply.ids, reply.digest)
             except SuperfluidError as error:
                 self._core.fail_request(request.client, request.id, error)
-            self._take_behind(session, now)
+            self._lines.end(session, now)
 
         # Not `until_gone`: what a client asked for is done whether it waits or not.
         self._core.texts.submit(
@@ -238,7 +190,7 @@ class SessionOperations:
             client=request.client,
             size_bytes=len(text),
         )
-        session.appending = True
+        self._lines.begin(session, request)
 
     def _append(self, request: ApiRequest, session: Session, ids: PackedIds, digest: int) -> None:
         session.check_takes()

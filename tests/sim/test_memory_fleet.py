@@ -37,6 +37,7 @@ CORES = [
         "head/numbers.py",
         "head/reconcile.py",
         "head/restore.py",
+        "head/session_lines.py",
         "head/session_operations.py",
         "head/sessions.py",
         "head/suspects.py",

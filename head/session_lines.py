@@ -1,0 +1,192 @@
+"""What stands behind an append: requests on its session, taken in order once it is done.
+
+    append ──▶ its text is tokenized ──▶ end: what stands behind is taken, up to the next append
+
+So a client need not wait for one reply to send the next, whatever it asks of the session.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from bus.api_maps import to_map
+from bus.errors import SessionBusy, SuperfluidError
+from bus.ids import RequestId, SessionId
+from bus.messages.api import AnswerUsage, EndBody, Timing
+from head.effects import NOBODY, ClientKey
+from head.operation import ApiRequest, Core
+from head.sessions import Session
+
+#: Requests that may stand behind an append which is still being tokenized.
+MAX_BEHIND = 64
+#: Operations whose `session` is the one that they are about.
+ON_SESSION = frozenset(
+    {
+        *("session.append", "session.generate", "session.get", "session.fork"),
+        *("session.park", "session.resume", "session.finish", "attach", "explain"),
+    }
+)
+#: Operations about what another request has made, by its id or key.
+ON_ANSWER = frozenset({"attach", "more"})
+#: Of these nothing is left when nobody reads their reply.
+TELLS = frozenset({"session.get", "attach", "more", "explain"})
+
+Handle = Callable[[ApiRequest, float], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Standing:
+    """A request of a line; `client` is NOBODY once its own is gone."""
+
+    request: ApiRequest
+    line: _Line
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """One session's append, none while what stood behind the last one is taken, and the rest."""
+
+    session: Session
+    append: _Standing | None = None
+    behind: deque[_Standing] = field(default_factory=deque)
+    is_taken: bool = False
+
+
+class SessionLines:
+    """Owned by the API.
+
+    Invariants: a session has a line while it is appended to, and while its line is taken; `_open`
+    has what is in lines of clients that are there.
+
+    Args:
+        core: the head's.
+        handle: takes a request whose turn has come.
+    """
+
+    def __init__(self, core: Core, handle: Handle) -> None:
+        self._core = core
+        self._handle = handle
+        self._lines: dict[SessionId, _Line] = {}
+        self._open: dict[ClientKey, dict[RequestId, _Standing]] = {}
+
+    def is_open(self, client: ClientKey, request: RequestId) -> bool:
+        return request in self._open.get(client, {})
+
+    def stands_behind(self, request: ApiRequest) -> bool:
+        """Whether an append of the request's session comes first; it is then taken after it.
+
+        Raises:
+            SessionBusy: too many stand there already.
+        """
+        line = self._line_of(request)
+        if line is None or line.append is None:
+            return False
+        if len(line.behind) >= MAX_BEHIND:
+            raise SessionBusy(
+                f"{len(line.behind)} requests stand behind an append to session "
+                f"{line.session.id}, which is all that may; wait for the replies to some",
+                param="session",
+            )
+        line.behind.append(self._opened(request, line))
+        return True
+
+    def begin(self, session: Session, request: ApiRequest) -> None:
+        """A session is appended to, until `end`."""
+        session.appending = True
+        line = self._lines.setdefault(session.id, _Line(session))
+        line.append = self._opened(request, line)
+
+    def end(self, session: Session, now: float) -> None:
+        """Its append has had its reply: take what stands behind it."""
+        session.appending = False
+        line = self._lines[session.id]
+        if line.append is not None:
+            self._close(line.append)
+            line.append = None
+        if line.is_taken:
+            return  # This append stood in the line; whoever takes it goes on.
+        line.is_taken = True
+        while line.behind and line.append is None:
+            standing = line.behind.popleft()
+            self._close(standing)
+            self._take(standing.request, now)
+        line.is_taken = False
+        if line.append is None:
+            del self._lines[session.id]
+
+    def cancel(self, client: ClientKey, request: RequestId) -> bool:
+        """End a request that stands behind an append; False when none has that id."""
+        standing = self._open.get(client, {}).get(request)
+        if standing is None or standing is standing.line.append:
+            return False
+        standing.line.behind.remove(standing)
+        self._close(standing)
+        end = EndBody(
+            finish="cancelled",
+            usage=AnswerUsage(),
+            timing=Timing(),
+            node="",
+            session=standing.line.session.id,
+            offset=0,
+        )
+        self._core.outbox.reply(standing.request.end(to_map(end)))
+        return True
+
+    def client_gone(self, client: ClientKey) -> None:
+        """What is to be done without its client stays where it stands."""
+        for standing in self._open.pop(client, {}).values():
+            request = standing.request
+            if _is_done_unread(request) or standing is standing.line.append:
+                standing.request = replace(request, client=NOBODY)
+            else:
+                standing.line.behind.remove(standing)
+
+    # --- parts --------------------------------------------------------------------------------
+
+    def _line_of(self, request: ApiRequest) -> _Line | None:
+        op, body = request.envelope.op, request.body
+        session, about, key = body.get("session"), body.get("about"), body.get("key")
+        if op in ON_SESSION and isinstance(session, str) and session in self._lines:
+            return self._lines[SessionId(session)]
+        if op in ON_ANSWER and isinstance(about, bytes):
+            standing = self._open.get(request.client, {}).get(RequestId(about))
+            return standing.line if standing is not None else None
+        if op in ON_ANSWER and isinstance(key, str):
+            return next((line for line in self._lines.values() if _names(line, key)), None)
+        return None
+
+    def _take(self, request: ApiRequest, now: float) -> None:
+        try:
+            self._handle(request, now)
+        except SuperfluidError as error:
+            self._core.fail_request(request.client, request.id, error)
+
+    def _opened(self, request: ApiRequest, line: _Line) -> _Standing:
+        standing = _Standing(request, line)
+        if request.client != NOBODY:
+            self._open.setdefault(request.client, {})[request.id] = standing
+        return standing
+
+    def _close(self, standing: _Standing) -> None:
+        theirs = self._open.get(standing.request.client, {})
+        theirs.pop(standing.request.id, None)
+        if not theirs:
+            self._open.pop(standing.request.client, None)
+
+
+def _is_done_unread(request: ApiRequest) -> bool:
+    """Whether what a request asks for is done when its client is gone."""
+    if request.envelope.op == "session.generate":
+        return request.body.get("on_disconnect") != "cancel"
+    return request.envelope.op not in TELLS
+
+
+def _names(line: _Line, key: str) -> bool:
+    """Whether a turn with this key stands in a line."""
+    return any(
+        standing.request.envelope.op == "session.generate"
+        and standing.request.body.get("key") == key
+        for standing in line.behind
+    )
