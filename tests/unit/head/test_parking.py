@@ -150,7 +150,7 @@ def test_a_session_is_parked_with_the_text_that_was_being_tokenized(talk: ParkTa
         talk.bench.core.client_request(CLIENT, [MARK, encode_body(body)], talk.bench.now)
     talk.bench.settle()
     assert (talk.reply(b"t")["tokens"], talk.reply(b"p")["tokens"]) == (5, 5)
-    assert talk.bench.last(AppendContent).ids == pack_ids(b"hi")
+    assert talk.bench.last(AppendContent).ids == pack_ids(b"Ahi")
 
 
 def test_resume_places_it_where_its_file_is_and_reports_what_is_reused(talk: ParkTalk) -> None:
