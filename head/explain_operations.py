@@ -52,8 +52,8 @@ class ExplainOperations:
         asked = from_map(ExplainRequest, request.body)
         if sum(each is not None for each in (asked.prompt_tokens, asked.tokens, asked.session)) > 1:
             raise Invalid("give one of prompt_tokens, tokens and session", param="tokens")
-        wanted, qos = self._wanted(asked)
-        explained = self._core.runs.waiting.explain(wanted, QOS_CLASSES[qos], now)
+        wanted, qos, holder = self._wanted(asked)
+        explained = self._core.runs.waiting.explain(wanted, QOS_CLASSES[qos], now, holder)
         placement = explained.placement
         body = {
             "model": wanted.model,
@@ -69,8 +69,8 @@ class ExplainOperations:
         }
         self._core.outbox.reply(request.end(body))
 
-    def _wanted(self, asked: ExplainRequest) -> tuple[PlacementRequest, str]:
-        """What placement is asked, and the class."""
+    def _wanted(self, asked: ExplainRequest) -> tuple[PlacementRequest, str, NodeIdentity | None]:
+        """What placement is asked, the class, and the node that the session is on."""
         waiting = self._core.runs.waiting
         if asked.session is not None:
             session = self._core.runs.made.find(LOCAL_OWNER, asked.session)
@@ -79,18 +79,19 @@ class ExplainOperations:
                     f"the session's model is {session.model}; leave model out", param="model"
                 )
             wanted = waiting.wanted(session.model, session.context.slice(), asked.max_new)
-            placed = session.placed
+            placed, holder = session.placed, None
             if placed is not None and placed.link is not None:
+                holder = placed.node
                 held = max(wanted.cached.get(placed.node, 0), placed.protocol.tokens)
                 wanted = replace(wanted, cached={**wanted.cached, placed.node: held})
-            return wanted, asked.qos or QOS_NAMES[session.qos]
+            return wanted, asked.qos or QOS_NAMES[session.qos], holder
         if asked.model is None:
             raise Invalid("name a model or a session", param="model")
         self._core.texts.folder(asked.model)
         wanted = waiting.wanted(asked.model, pack_ids(asked.tokens or ()), asked.max_new)
         if asked.prompt_tokens is not None or not asked.tokens:
             wanted = replace(wanted, prompt_tokens=asked.prompt_tokens or NOMINAL_TOKENS)
-        return wanted, asked.qos or "interactive"
+        return wanted, asked.qos or "interactive", None
 
 
 def _error(placement: Placement) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from head.affinity import Affinity
 from head.answers import Answer
 from head.fleet import Fleet
 from head.placement import POLICIES, Placement, PlacementOptions, place
+from head.policies import Case
 from head.snapshot import NOTHING, FleetSnapshot, NodeView, PlacementRequest
 from head.texts import TextDesk
 
@@ -83,9 +84,19 @@ class Placer:
             cached=cached,
         )
 
-    def where_new(self, request: PlacementRequest, now: float) -> Placement:
-        """Where a request would go that came now."""
-        return self._place(self._snapshot(request.model, now), request)
+    def where_new(
+        self, request: PlacementRequest, now: float, holder: NodeIdentity | None = None
+    ) -> Placement:
+        """Where a request would go that came now.
+
+        Args:
+            holder: the node that its session is on; `request` says what that has of it.
+        """
+        snapshot = self._snapshot(request.model, now)
+        placed = self._place(snapshot, request)
+        if holder is None or self.keeps_prefixes or not self._stays(holder, snapshot, request):
+            return placed
+        return replace(placed, node=holder, policy=replace(placed.policy, behind=_behind_holder))
 
     def _decide(
         self,
@@ -100,12 +111,20 @@ class Placer:
             node, tokens = holder
             tokens = max(tokens, request.cached.get(node, 0))
             request = replace(request, cached={**request.cached, node: tokens})
-        elif holder is not None:
-            there = tuple(view for view in snapshot.nodes if view.identity == holder[0])
-            placed = self._place(replace(snapshot, nodes=there), request)
-            if placed.node is not None and _has_free_lane(there):
-                return placed
+        elif holder is not None and (stays := self._stays(holder[0], snapshot, request)):
+            return stays
         return self._place(snapshot, request)
+
+    def _stays(
+        self, holder: NodeIdentity, snapshot: FleetSnapshot, request: PlacementRequest
+    ) -> Placement | None:
+        """The decision for the node that holds the session, when that can begin at once.
+
+        It is for policies that do not know by themselves what nodes hold.
+        """
+        there = tuple(view for view in snapshot.nodes if view.identity == holder)
+        placed = self._place(replace(snapshot, nodes=there), request)
+        return placed if placed.node is not None and _has_free_lane(there) else None
 
     def _snapshot(
         self, model: ModelName, now: float, awaited: Mapping[NodeIdentity, int] = NOTHING
@@ -156,6 +175,10 @@ def _needs(answer: Answer) -> tuple[str, ...]:
     """The capabilities that a node must have to run it as asked."""
     wanted = {BLOBS: bool(answer.blobs), SAMPLING: not answer.sampling.is_plain}
     return tuple(name for name, is_wanted in wanted.items() if is_wanted)
+
+
+def _behind_holder(best: NodeView, other: NodeView, case: Case) -> str:
+    return f"the session stays on {best.identity}, which holds it and has a free lane"
 
 
 def _has_free_lane(views: Iterable[NodeView]) -> bool:

@@ -191,12 +191,18 @@ class WaitingLine:
         answer.resting[node] = why
         self._timers.at(now + REST_S, rested)
 
-    def explain(self, request: PlacementRequest, qos: int, now: float) -> Explained:
-        """Where a request would go that came now, and who would go before it."""
+    def explain(
+        self, request: PlacementRequest, qos: int, now: float, holder: NodeIdentity | None = None
+    ) -> Explained:
+        """Where a request would go that came now, and who would go before it.
+
+        Args:
+            holder: the node that its session is on.
+        """
         queue = self._queues.get(request.model)
         return Explained(
             policy=self._placer.policy,
-            placement=self._placer.where_new(replace(request, qos=qos), now),
+            placement=self._placer.where_new(replace(request, qos=qos), now, holder),
             queue=queue,
             position=queue.would_wait_behind(qos, now) if queue is not None else 0,
         )

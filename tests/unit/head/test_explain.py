@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from bus.ids import NodeIdentity
+from bus.messages.api import MARK, encode_body
 from head.cli.explain import verdict
-from tests.harness.head_bench import TOY
+from tests.harness.head_bench import CLIENT, TOY
 from tests.harness.placing_bench import PlacingBench
 
 
@@ -105,6 +106,39 @@ def test_a_session_is_explained_by_its_context_and_the_node_that_holds_it() -> N
         bench.operation("explain", session=session, model="other")
     with pytest.raises(ValueError, match="there is no session"):
         bench.operation("explain", session="s-none")
+
+
+@pytest.mark.parametrize("policy", ["least-loaded", "round-robin"])
+def test_a_session_is_told_to_stay_where_a_turn_of_it_would(policy: str) -> None:
+    bench = PlacingBench(policy)
+    bench.join(1, "a", lanes=2)
+    bench.join(2, "b", lanes=4)
+    bench.join(3, "c", lanes=4)
+    session = bench.operation("session.create", model=TOY)["session"]
+    bench.operation("session.append", session=session, tokens=[65] * 100)
+
+    def turn(number: int) -> str:
+        asked = {"op": "session.generate", "id": b"t%d" % number, "session": session}
+        bench.core.client_request(CLIENT, [MARK, encode_body(asked)], bench.now)
+        bench.settle()
+        return bench.where(number)
+
+    assert turn(0) == "a"
+    bench.end(0)
+    assert sorted(bench.request(number) for number in (1, 2, 3)) == ["a", "b", "c"]
+    # A new request would go to another node.
+    assert bench.operation("explain", model=TOY)["node"] != "a"
+    found = bench.operation("explain", session=session)
+    assert found["node"] == "a"
+    stays = "the session stays on a, which holds it and has a free lane"
+    assert reasons(found) == {"a": "", "b": stays, "c": stays}
+    assert turn(4) == "a"
+    bench.end(4)
+    # Now all lanes of the node that holds it are taken.
+    assert sorted(bench.request(number) for number in (1, 2, 3)) == ["a", "b", "c"]
+    found = bench.operation("explain", session=session)
+    assert found["node"] in ("b", "c")
+    assert turn(8) == found["node"]
 
 
 def test_what_the_request_can_not_be_is_said(bench: PlacingBench) -> None:
