@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+from agent.proc_state import read_process
 from bus.ids import SessionId
 from bus.secret_files import make_private_folder, sync_folder
 
@@ -167,9 +168,15 @@ def _lanes(folder: Path, now_s: float) -> list[tuple[float, int, Path]]:
             continue  # Removed meanwhile.
         if entry.name.endswith(SUFFIX):
             lanes.append((about.st_mtime, about.st_size, Path(entry.path)))
-        elif entry.name.endswith(PART_SUFFIX) and now_s - about.st_mtime > PART_AGE_S:
+        elif entry.name.endswith(PART_SUFFIX) and _is_left(entry.name, now_s - about.st_mtime):
             lanes.append((float("-inf"), about.st_size, Path(entry.path)))
     return lanes
+
+
+def _is_left(name: str, age_s: float) -> bool:
+    """Whether a file that is being written was left by its writer, who ended or is too slow."""
+    writer = name.removesuffix(PART_SUFFIX).rpartition(".")[2]
+    return age_s > PART_AGE_S or not writer.isdecimal() or read_process(int(writer)) is None
 
 
 def _files(folder: Path) -> Iterator[os.DirEntry[str]]:

@@ -69,12 +69,14 @@ def test_a_folder_under_the_name_of_a_file_keeps_no_file_from_being_removed(tmp_
 
 
 def test_what_a_crash_left_half_written_is_removed_when_nobody_writes_it(tmp_path: Path) -> None:
-    old, young = tmp_path / "x.lane.1.part", tmp_path / "x.lane.2.part"
-    for path, age in ((old, 3601), (young, 10)):
-        path.write_bytes(bytes(10))
-        os.utime(path, (NOW - age, NOW - age))
+    # Process numbers end below 2**22.
+    old, young = (f"{name}.lane.{os.getpid()}.part" for name in ("old", "young"))
+    left = f"left.lane.{2**22}.part"
+    for name, age in ((old, 3601), (young, 10), (left, 10)):
+        (tmp_path / name).write_bytes(bytes(10))
+        os.utime(tmp_path / name, (NOW - age, NOW - age))
     purge(tmp_path, max_age_s=1e9, max_bytes=9)
-    assert names(tmp_path) == ["x.lane.2.part"]
+    assert names(tmp_path) == [young]
 
 
 def test_a_file_is_forgotten_once(tmp_path: Path) -> None:
