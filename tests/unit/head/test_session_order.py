@@ -14,7 +14,7 @@ from bus.messages.link import (
     GenerateReq,
 )
 from head.session_lines import MAX_BEHIND
-from tests.harness.head_bench import CLIENT, run
+from tests.harness.head_bench import CLIENT, TOY, run
 from tests.harness.session_talk import Talk
 
 
@@ -194,6 +194,63 @@ def test_no_more_than_a_line_of_requests_stands_behind_an_append(talk: Talk) -> 
     for request in (b"n%d" % MAX_BEHIND, b"f"):
         assert talk.reply(request)["error"]["code"] == "session_busy"
     assert talk.reply(b"n%d" % (MAX_BEHIND - 1))["tokens"] == 2 + MAX_BEHIND
+
+
+#: Just below what one request may have.
+LONG = b"x" * (8_000_000)
+
+
+def in_line(talk: Talk, session: str, *requests: bytes, client: bytes = CLIENT) -> None:
+    """Requests of 8 MB for a session that is appended to."""
+    for request in requests:
+        body = {"op": "session.get", "id": request, "session": session, "pad": LONG}
+        talk.bench.core.client_request(client, [MARK, encode_body(body)], 0.0)
+
+
+def errors(talk: Talk) -> dict[bytes, str]:
+    """Of each request that was answered with an error: its code."""
+    replies = [reply for reply in talk.bench.replies if "error" in reply]
+    talk.bench.replies.clear()
+    return {reply["id"]: reply["error"]["code"] for reply in replies}
+
+
+def test_no_more_than_so_many_bytes_stand_behind_an_append(talk: Talk) -> None:
+    for _ in range(2):
+        in_one_breath(talk, {"op": "session.append", "id": b"a", "text": "hi"})
+        # 16 MiB hold two of them and not three; what is cancelled gives its bytes back.
+        in_line(talk, talk.session, b"1", b"2", b"3")
+        in_one_breath(talk, {"op": "cancel", "id": b"c", "about": b"2"})
+        in_line(talk, talk.session, b"4", b"5")
+        in_one_breath(talk, {"op": "session.get", "id": b"6"})
+        talk.bench.settle()
+        refused = talk.reply(b"3")["error"]
+        assert refused["retry_after_ms"] == 1000
+        assert "wait for the replies to some, or send less at once" in refused["message"]
+        found = errors(talk)
+        assert [found[request] for request in (b"3", b"5")] == ["rate_limited"] * 2
+        # Those two had their turn.
+        assert "rate_limited" not in (found.get(b"1"), found.get(b"4"))
+        assert b"6" not in found
+
+
+def test_no_more_than_so_many_bytes_stand_behind_all_appends(talk: Talk) -> None:
+    sessions = [talk.call("session.create", model=TOY)["session"] for _ in range(6)]
+    for number, session in enumerate(sessions):
+        asked = {"op": "session.append", "id": b"a%d" % number, "session": session, "text": "hi"}
+        talk.bench.core.client_request(CLIENT, [MARK, encode_body(asked)], 0.0)
+    # 64 MiB hold eight of them.
+    for number, session in enumerate(sessions[:4]):
+        in_line(talk, session, b"1-%d" % number, b"2-%d" % number, client=b"other")
+    in_line(talk, sessions[4], b"3")
+    # What nobody reads any more gives its bytes back.
+    talk.bench.core.client_gone(b"other", 0.0)
+    in_line(talk, sessions[4], b"4")
+    in_line(talk, sessions[5], b"5")
+    talk.bench.settle()
+    assert "behind appends to all sessions" in talk.reply(b"3")["error"]["message"]
+    found = errors(talk)
+    assert found[b"3"] == "rate_limited"
+    assert "rate_limited" not in (found.get(b"4"), found.get(b"5"))
 
 
 @pytest.mark.parametrize("goodbye", [True, False])
