@@ -125,7 +125,7 @@ class AnswerOperations:
         now: float,
         session: SessionId | None = None,
     ) -> bool:
-        """Read the answer that a repeated key names; False when it names none.
+        """Read the answer that a repeated key names; False when it names none to be read.
 
         Args:
             session: the made session that the request is a turn of.
@@ -134,7 +134,7 @@ class AnswerOperations:
             Invalid: the key named another request.
         """
         known = self._core.book.by_key(LOCAL_OWNER, asked.key) if asked.key is not None else None
-        if known is None:
+        if known is None or known.may_be_tried_again:
             return False
         if (
             known.model != asked.model

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bus.api_maps import to_map
-from bus.errors import SuperfluidError
+from bus.errors import NoNode, QueueFull, RateLimited, SuperfluidError
 from bus.ids import (
     ModelName,
     NodeIdentity,
@@ -41,6 +41,9 @@ EVENT_ENTRIES = 4096
 
 #: A moment of the time before the head's start, of which only is known that it was.
 NOT_KNOWN_S = -1.0
+
+#: Refusals of what may well be taken a moment later.
+PASSING = (NoNode, QueueFull, RateLimited)
 
 #: From the worker's reasons to the API's; `refused` and `error` become error replies.
 FINISH_NAMES = {
@@ -140,6 +143,11 @@ class Answer:
     @property
     def ended(self) -> bool:
         return self.stage == ENDED
+
+    @property
+    def may_be_tried_again(self) -> bool:
+        """Whether it was refused for a reason that passes before any node had it."""
+        return isinstance(self.error, PASSING) and not self.node
 
     @property
     def remaining(self) -> int:

@@ -42,10 +42,12 @@ class AnswerBook:
         return len(self._answers)
 
     def add(self, answer: Answer) -> None:
+        """Keep an answer; one of before whose key it has must be one to be tried again."""
+        if answer.key is not None:
+            self._free_key(answer.owner, answer.key)
+            self._by_key[answer.owner, answer.key] = answer
         self._answers[answer.id] = answer
         self._by_session.setdefault(answer.session, []).append(answer)
-        if answer.key is not None:
-            self._by_key[answer.owner, answer.key] = answer
 
     def get(self, answer: int) -> Answer | None:
         return self._answers.get(answer)
@@ -196,6 +198,16 @@ class AnswerBook:
 
     def from_wall(self, wall_s: float) -> float:
         return wall_s - self._wall_offset_s
+
+    def _free_key(self, owner: str, key: str) -> None:
+        before = self._by_key.get((owner, key))
+        if before is None:
+            return
+        if not before.may_be_tried_again:
+            raise ValueError(f"answer {before.id} has the key of a new one")
+        self._forget(before)
+        if before.stored:
+            self._outbox.persist(PurgeAnswers(answers=(before.id,)))
 
     def _forget(self, answer: Answer) -> None:
         self._answers.pop(answer.id, None)

@@ -131,14 +131,14 @@ class WaitingLine:
         )
         queue.readmit(entry) if answer.stored else queue.push(entry)
         answer.stage = QUEUED
-        if answer.key is not None or answer.is_turn:
-            self._book.store(answer)
         if self._placer.keeps_prefixes:
             self._affinity.queued(answer)
         self.schedule(answer.model, now)
         if answer.stage == QUEUED:
             self._refuse_hopeless(answer, now)
         if answer.stage == QUEUED:
+            if answer.key is not None or answer.is_turn:
+                self._book.store(answer)
             self._announce_queued(answer, queue)
             if answer.wall_ms:
                 answer.budget_timer = self._timers.at(expires_s, lambda at: self._expire(queue, at))
