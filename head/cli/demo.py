@@ -12,7 +12,7 @@ from bus.state import StateFolder
 from head.cli.chat import print_stream
 from head.cli.context import CliContext, pass_context
 from head.cli.keys import make_token
-from head.cli.models import import_model, pull_model, usable_models
+from head.cli.model_store import import_model, pull_model, usable_models
 from head.cli.output import note
 from head.cli.preflight import check_port, head_config
 from head.cli.services import Services, start_services, stop_services

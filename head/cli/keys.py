@@ -67,7 +67,7 @@ _force_option = click.option(
 def token_new(context: CliContext, force: bool, form: str) -> None:
     """Make the fleet token and the head's key; prints where they are, never the token."""
     state = context.state()
-    file = _file(state)
+    file = fleet_token_file(state)
     _refuse_on_node(context, state, file, force)
     name = make_token(state, file)
     if form == "json":
@@ -88,11 +88,11 @@ def token_rotate(context: CliContext, force: bool, form: str) -> None:
     A head that runs takes both within seconds.
     """
     state = context.state()
-    file = _file(state)
+    file = fleet_token_file(state)
     _refuse_on_node(context, state, file, force)
     pair = load_or_create_static_key(state.keys / KEY_FILE)
     rotate_token(file, new_token(pair.public))
-    _show(_tokens(file, {}), form)
+    _show(_tokens(file, _linked(context)), form)
     note(
         "copy the token file to every other node's machine, which need not be restarted; then end "
         f"the previous one with: {context.command('token retire')}"
@@ -103,7 +103,7 @@ def token_rotate(context: CliContext, force: bool, form: str) -> None:
 @pass_context
 def token_retire(context: CliContext) -> None:
     """End the previous fleet token; nodes that have no newer one are cut off."""
-    file = _file(context.look())
+    file = fleet_token_file(context.look())
     previous = next(
         (row for row in _tokens(file, _linked(context)) if row["token"] != "current"), {}
     )
@@ -121,7 +121,7 @@ def token_retire(context: CliContext) -> None:
 @pass_context
 def token_ls(context: CliContext, form: str) -> None:
     """List the valid fleet tokens by id and age, never the secrets."""
-    _show(_tokens(_file(context.look()), _linked(context)), form)
+    _show(_tokens(fleet_token_file(context.look()), _linked(context)), form)
 
 
 def _refuse_on_node(context: CliContext, state: StateFolder, file: Path, force: bool) -> None:
@@ -141,7 +141,8 @@ def _refuse_on_node(context: CliContext, state: StateFolder, file: Path, force: 
         )
 
 
-def _file(state: StateFolder) -> Path:
+def fleet_token_file(state: StateFolder) -> Path:
+    """Where the fleet token of a state folder is, or goes."""
     return token_file(head_config(state, os.environ).fleet, state)
 
 

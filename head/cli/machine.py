@@ -128,9 +128,11 @@ def why_no_head(state: StateFolder, error: str) -> str:
             "sfctl logs head"
         )
     if address := head_elsewhere(state):
+        how = "see how the agents here are" if running else "no agent runs here either; start them"
         return (
             f"no head runs on this machine, whose agents look for theirs at {address}; run, chat, "
-            "node and the like work on the head's machine. How the agents here are: sfctl status"
+            "node and the like work on the head's machine; "
+            f"{how}: sfctl {'status' if running else 'up --agent-only'}"
         )
     return error
 

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from bus.errors import Invalid, ModelIncomplete, NotFound, SessionBusy
+from bus.errors import NotFound, SessionBusy
 from bus.state import StateFolder
 from head.cli.context import CliContext, pass_context
+from head.cli.keys import fleet_token_file
+from head.cli.machine import agents_configured, head_was_here
 from head.cli.model_loading import model_load, model_unload
+from head.cli.model_store import (
+    default_name,
+    import_model,
+    local_models,
+    pull_model,
+    variant_words,
+)
 from head.cli.model_use import check_replaceable, running_agents, serving_agents
 from head.cli.nodes import MODEL_COLUMNS
 from head.cli.output import format_option, note, print_json, print_rows, progress_bars
 from head.cli.program import run_model_program
 
 _LOCAL_COLUMNS = ("name", "usable", "architecture", "size_bytes", "window", "reason")
-#: How the first part of a split file is marked.
-_PART = re.compile(r"-\d{5}-of-\d{5}\Z")
 #: What `check` and `show` print in their tables, in order, where the program told it.
 _CHECK_FACTS = (
     *("path", "usable", "kind", "graph", "variants", "device", "architecture", "name"),
@@ -37,65 +45,6 @@ _SHOW_FACTS = (
 )
 #: What a model is pulled by: a word, not a path.
 _PULL_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*\Z")
-
-
-def pull_model(name: str) -> Path:
-    """Download a known model, or find it in the cache; gives its GGUF file."""
-    with progress_bars() as report:
-        path, _ = run_model_program(["pull", name], report)
-    return path
-
-
-def import_model(file: Path, name: str, models: Path, variant: str | None = None) -> Path:
-    """Make a model folder from a GGUF file or another program's folder; gives the folder.
-
-    Raises:
-        Invalid: a name or variant that is none.
-        ModelIncomplete: the file or folder can not be imported.
-    """
-    models.mkdir(mode=0o700, parents=True, exist_ok=True)
-    arguments = ["import", str(file), "--into", str(models), "--name", name, *_variant(variant)]
-    try:
-        with progress_bars() as report:
-            path, _ = run_model_program(arguments, report)
-    except Invalid as error:
-        if error.param in ("name", "variant"):
-            raise
-        raise _not_importable(file, error) from error
-    return path
-
-
-def _not_importable(file: Path, error: Invalid) -> ModelIncomplete:
-    """The error of a source that is wrong, not of how it was asked for."""
-    if str(file) in error.message:
-        return ModelIncomplete(error.message, param=error.param)
-    return ModelIncomplete(
-        f"{file} can not be imported: {error.message}; take another file, and see all that is "
-        f"wrong with this one with: sfctl model check {shlex.quote(str(file))}",
-        param=error.param,
-    )
-
-
-def _variant(variant: str | None) -> list[str]:
-    return [] if variant is None else ["--variant", variant]
-
-
-def default_name(file: Path) -> str:
-    """What a model is called when nobody says: as its folder or file, without a part's number."""
-    if file.is_dir():
-        return file.resolve().name.lower()
-    return _PART.sub("", file.stem).lower()
-
-
-def local_models(models: Path) -> list[dict[str, Any]]:
-    """One map per model folder: `name`, `usable`, and its figures or the `reason` why not."""
-    _, rows = run_model_program(["ls", str(models)])
-    return rows
-
-
-def usable_models(models: Path) -> list[str]:
-    """Names of the models here that can be served."""
-    return [str(row["name"]) for row in local_models(models) if row.get("usable")]
 
 
 _variant_option = click.option(
@@ -148,10 +97,10 @@ def model_import(context: CliContext, source: str, name: str | None, variant: st
     check_replaceable(context, state, name)
     folder = import_model(file, name, state.models, variant)
     click.echo(str(folder))
-    note(f"next: {_next_step(context, state, folder.name)}")
+    note(f"next: {next_step(context, state, folder.name)}")
 
 
-def _next_step(context: CliContext, state: StateFolder, name: str) -> str:
+def next_step(context: CliContext, state: StateFolder, name: str) -> str:
     """What makes agents of this machine serve a model that was just imported."""
     command, model = context.command, shlex.quote(name)
     if serving := serving_agents(state, name):
@@ -163,7 +112,10 @@ def _next_step(context: CliContext, state: StateFolder, name: str) -> str:
         )
     if running := running_agents(state):
         return command(f"model load {model} {' '.join(running)}")
-    return command("up")
+    if agents_configured(state) and not head_was_here(state):
+        return command("up --agent-only")
+    has_token = fleet_token_file(state).exists()
+    return command("up") if has_token else f"{command('token new')} && {command('up')}"
 
 
 @model.command("export")
@@ -201,7 +153,7 @@ def model_check(
     if not target.strip():
         raise click.UsageError("FILE|FOLDER|NAME is empty; name a file, a folder or a model.")
     path = str(_checked_path(context, target))
-    found = _run_one(["check", path, *["--verify"] * verify, *_variant(variant)])
+    found = _run_one(["check", path, *["--verify"] * verify, *variant_words(variant)])
     _print_facts(found, _CHECK_FACTS, form)
     for text in found.get("notes", ()):
         note(f"note: {text}")
@@ -234,11 +186,25 @@ def model_rm(context: CliContext, name: str, yes: bool) -> None:
             f"{context.command(f'model unload {name} {serving[0]}')}"
         )
     known = _PULL_NAME.match(name.lower()) is not None and (state.models / name).exists()
-    if known and not yes and not click.confirm(f"Remove {state.models / name}?", err=True):
+    if known and not yes and not _confirmed(f"Remove {state.models / name}?"):
         note("nothing was removed")
         raise click.exceptions.Exit(1)
     path, _ = run_model_program(["rm", str(state.models), name])
     note(f"removed {path}")
+
+
+def _confirmed(question: str) -> bool:
+    """Ask whoever is there.
+
+    Raises:
+        click.UsageError: nobody is.
+    """
+    try:
+        return click.confirm(question, err=True)
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        raise click.UsageError("Nobody is there to be asked; add --yes.") from None
 
 
 def _checked_path(context: CliContext, target: str) -> Path:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from head.cli.context import CliContext, pass_context
+from head.cli.node_drain import identity_of
 from head.cli.output import format_option, note, print_json, print_rows
 
 _KEY_COLUMNS = ("identity", "state", "key", "host")
@@ -18,13 +19,15 @@ _KEY_COLUMNS = ("identity", "state", "key", "host")
 @format_option
 @pass_context
 def node_approve(context: CliContext, name: str | None, everything: bool, form: str) -> None:
-    """Let a node that waits join: NAME is its identity, or its key's fingerprint.
+    """Let a node that waits join.
+
+    NAME is its identity, its key's fingerprint, or the name of an agent of this machine.
 
     Compare the fingerprint with what the node's log says.
     """
     if (name is None) != everything:
         raise click.UsageError("Give one of NAME and --all.")
-    asked: dict[str, Any] = {"all": True} if name is None else {"name": name}
+    asked: dict[str, Any] = {"all": True} if name is None else {"name": identity_of(context, name)}
     with context.client() as client:
         approved = client.operation("node.approve", **asked)["approved"]
     print_rows(approved, _KEY_COLUMNS, form)
@@ -38,7 +41,7 @@ def node_approve(context: CliContext, name: str | None, everything: bool, form: 
 def node_revoke(context: CliContext, name: str, form: str) -> None:
     """Lock a node out: its key is refused, its link ends, its sessions move."""
     with context.client() as client:
-        done = client.operation("node.revoke", name=name)
+        done = client.operation("node.revoke", name=identity_of(context, name))
     if form == "json":
         print_json(done)
     else:
@@ -57,8 +60,8 @@ def node_revoke(context: CliContext, name: str, form: str) -> None:
 def node_forget(context: CliContext, name: str) -> None:
     """Forget a node that is down, with its keys: it may come again as a new one."""
     with context.client() as client:
-        forgotten = client.operation("node.forget", name=name)["forgotten"]
-    note(f"forgotten: {', '.join(forgotten)}")
+        done = client.operation("node.forget", name=identity_of(context, name))
+    note(f"forgotten: {', '.join(done['forgotten'])}")
 
 
 @click.command("enrolment")

@@ -13,7 +13,7 @@ from bus.errors import ConfigInvalid, ModelIncomplete, PortInUse, StartError, To
 from bus.state import StateFolder
 from bus.token_files import FleetTokens
 from head.cli.agents import AgentPlan
-from head.cli.models import local_models
+from head.cli.model_store import local_models
 from head.config import HeadConfig
 from head.link_identity import token_file
 

@@ -14,7 +14,7 @@ import pytest
 
 from bus.errors import Invalid, NotFound
 from head.cli.logs import read_log
-from head.cli.models import usable_models
+from head.cli.model_store import usable_models
 from head.cli.processes import (
     ProcessId,
     await_begun,

@@ -14,8 +14,8 @@ from bus.agent_status import AgentLink, AgentModel, AgentStatus, write_agent_sta
 from bus.file_lock import FileLock
 from bus.state import StateFolder
 from head.cli import cli
+from head.cli.model_store import default_name
 from head.cli.model_use import serving_agents
-from head.cli.models import default_name
 from tests.harness.foreign_folders import OptimumGraph, write_optimum
 from tests.harness.gguf_models import SmallModel, write_model
 from tests.harness.models import toy_model_folder

@@ -11,7 +11,9 @@ from click.testing import CliRunner, Result
 from bus.agent_status import AgentLink, AgentStatus, write_agent_status
 from bus.state import StateFolder
 from head.cli import cli
+from head.cli.context import CliContext
 from head.cli.machine import changed_since_start, head_was_here, look_at_machine, why_no_head
+from head.cli.models import next_step
 from head.cli.supervision import ServiceProcess
 
 JOIN = '[node]\njoin = ["tcp://192.0.2.1:8454"]\n'
@@ -122,3 +124,26 @@ def test_a_file_that_is_newer_than_its_service(
         assert found.startswith(f"{file} changed since the start") == is_newer
     ended = [ServiceProcess(name, group, "BACKOFF", pid=0, started=1000)]
     assert changed_since_start(state, ended) == ""
+
+
+def test_a_model_is_not_removed_when_nobody_is_there_to_be_asked(state: StateFolder) -> None:
+    folder = state.models / "toy"
+    folder.mkdir()
+    result = sfctl(state, "model", "rm", "toy")
+    assert result.exit_code == 2
+    assert "add --yes" in result.stderr
+    assert folder.exists()
+
+
+def test_what_comes_after_an_import_begins_with_a_token_where_there_is_none(
+    state: StateFolder,
+) -> None:
+    context = CliContext(state.path, None, None)
+    assert "token new" in next_step(context, state, "toy")
+    assert sfctl(state, "token", "new").exit_code == 0
+    assert next_step(context, state, "toy") == context.command("up")
+
+
+def test_on_a_nodes_machine_only_agents_are_started_after_an_import(state: StateFolder) -> None:
+    joins(state)
+    assert next_step(CliContext(state.path, None, None), state, "toy").endswith("up --agent-only")
