@@ -232,7 +232,7 @@ def _show_fleet(context: CliContext, form: str) -> list[str]:
         f"  placement {head.get('placement')}"
     )
     click.echo(f"answers: {answers.get('running', 0)} running, {answers.get('queued', 0)} queued")
-    if line := store_line(report):
+    if line := store_line(report, time.time()):
         click.echo(line)
     click.echo()
     _print_nodes(with_keys(report, time.time()), form, _local_names(context))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from head.cli.output import human_age
 from head.reserve import MIB
 from head.storage import DAMAGED
 
@@ -26,10 +27,18 @@ def store_problems(status: Mapping[str, Any], command: Callable[[str], str]) -> 
     return found
 
 
-def store_line(status: Mapping[str, Any]) -> str:
-    """The line of `status` about it; empty for a head that tells nothing."""
+def store_line(status: Mapping[str, Any], now_wall_s: float) -> str:
+    """The line of `status` about it; empty for a head that tells nothing.
+
+    Args:
+        now_wall_s: wall time, for the age of the last backup.
+    """
     store = status.get("store")
     if not store or not store.get("folder"):
         return ""
     sizes = f"{store['file_bytes'] / MIB:.1f} MiB, log {store['log_bytes'] / MIB:.1f} MiB"
-    return f"store: {sizes}, check {store['check']}, {store['free_bytes'] // MIB} MiB free on disk"
+    backed_up = ""
+    if at := store.get("backup_wall_s"):
+        backed_up = f", last backup {human_age(max(0.0, now_wall_s - at))} ago"
+    free = f"{store['free_bytes'] // MIB} MiB free on disk"
+    return f"store: {sizes}, check {store['check']}, {free}{backed_up}"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from head.cli.nodes import node_row, problems, with_keys
+from head.cli.store import store_line
 
 
 def _node(identity: str, state: str = "up", **more: Any) -> dict[str, Any]:
@@ -153,3 +154,18 @@ def test_a_drained_node_that_is_down_says_so_in_its_line() -> None:
     row = node_row(_node("n1", "down", reason="off", draining=True, labels={"rack": "3"}), {})
     assert row["problem"] == "off; drained by an operator"
     assert row["labels"] == "rack=3"
+
+
+def test_status_tells_the_age_of_the_last_backup() -> None:
+    store = {
+        "folder": "/s",
+        "file_bytes": 1 << 20,
+        "log_bytes": 0,
+        "free_bytes": 5 << 30,
+        "check": "sound",
+        "backup_wall_s": 1000.0,
+    }
+    told = store_line({"store": store}, 1000.0 + 7200.0)
+    assert told.endswith("check sound, 5120 MiB free on disk, last backup 2 h ago")
+    store["backup_wall_s"] = 0.0
+    assert "backup" not in store_line({"store": store}, 1000.0)
