@@ -31,6 +31,8 @@ from tests.sim.world.record import Answer, Plan, Record, Run, Violation
 from tests.sim.world.verdicts import Verdicts
 
 TOKEN_MASK = (1 << TOKEN_BITS) - 1
+#: Errors of requests that may be asked again under the same key, when no node had them.
+PASSING = ("no_node", "queue_full", "rate_limited")
 
 
 class StoreRules:
@@ -92,7 +94,17 @@ class StoreRules:
                     self._record.ended.add(row.session)
                     self._record.parked.pop(row.session, None)
                 case PurgeAnswers():
-                    raise Violation("answers were purged long before their time")
+                    self._purge(row)
+
+    def _purge(self, row: PurgeAnswers) -> None:
+        """An answer goes before its time when its key is to be tried again."""
+        for number in row.answers:
+            answer = self._record.answers[number]
+            code = answer.error["code"] if answer.error else ""
+            if answer.row.key is None or answer.runs or code not in PASSING:
+                raise Violation(f"answer {number:x} was purged long before its time")
+            if answer.plan is not None:
+                answer.plan.answer = None
 
     def _put_answer(self, row: PutAnswer, now: float) -> None:
         record = self._record
