@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 
@@ -24,14 +25,16 @@ _START_IT = "start it with `sfctl up`, or give its address with --api or SUPERFL
 class ApiSocket(Closing):
     """One connection to a head, which is not made again: open a new one after `lost`.
 
-    Owns a DEALER and its monitor; used by one thread at a time.
+    Owns a DEALER and its monitor; used by one thread at a time. A process that was forked since
+    can not use it, only close it.
 
     Args:
         address: `ipc:///path` or `tcp://host:port`.
         timeout_s: how long the connection may take.
 
     Raises:
-        NoHead: no head answers there; the text says in what way.
+        NoHead: no head answers there, or this process is a fork of the one that connected; the
+            text says in what way. Everything but `close` raises the latter.
     """
 
     def __init__(self, address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
@@ -41,6 +44,7 @@ class ApiSocket(Closing):
         self.address = address
         self._connected = False
         self._lost = False
+        self._pid = os.getpid()
         self._dealer = shared_context().socket(zmq.DEALER)
         _configure(self._dealer)
         allow_ipv6(self._dealer, address)
@@ -123,6 +127,8 @@ class ApiSocket(Closing):
 
     def close(self) -> None:
         """Close at once. May be called again."""
+        if os.getpid() != self._pid:
+            return  # The I/O thread is in the other process, whose connection goes on.
         self._monitor.close()
         self._dealer.close()
 
@@ -147,6 +153,11 @@ class ApiSocket(Closing):
                 raise NoHead(f"no head is running at {self.address}; {_START_IT}")
 
     def _watch(self) -> None:
+        if os.getpid() != self._pid:
+            raise NoHead(
+                "this process was forked from the one that connected, and can not use its "
+                "connection; connect again here"
+            )
         for event in self._monitor.drain():
             if event.happening is Happening.HANDSHAKE_SUCCEEDED:
                 self._connected = True

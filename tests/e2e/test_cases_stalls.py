@@ -281,6 +281,40 @@ print("whole")
     assert done == (0, "whole\n"), done
 
 
+USES = {
+    "close": "client.close(); print('closed')",
+    "leave": "client.__exit__(None, None, None); print('closed')",
+    "ask": "client.generate({model!r}, 'child', max_new=4, timeout_s=5)",
+    "ping": "client.ping()",
+    "read": "call.result(5)",
+    "cancel": "call.cancel(); client.flush()",
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_l13_a_fork_can_not_use_what_it_inherits_and_is_told_so(cluster: Cluster, use: str) -> None:
+    script = f"""
+import os, sys, superfluid
+client = superfluid.connect("ipc://{cluster.state}/run/api.sock")
+call = client.generate({cluster.model!r}, "forked", max_new=300, temperature=0.0, ignore_eos=True)
+call.next_event(None)
+child = os.fork()
+if child == 0:
+    try:
+        {USES[use].format(model=cluster.model)}
+    except superfluid.SuperfluidError as error:
+        print(error.message)
+    sys.stdout.flush()
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert len(call.result().tokens) == 300
+client.close()
+"""
+    code, told = run_python(script)
+    assert code == 0, told
+    assert ("closed" if use in ("close", "leave") else "connect again here") in told
+
+
 def run_python(script: str) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-c", script],
