@@ -167,6 +167,12 @@ class MadeSessions:
             NotFound: there is none, or it is another's.
         """
         found = self._made.get(session)
+        if found is None and self._book.by_session(owner, session) is not None:
+            raise NotFound(
+                f"{session} is of one answer; only sessions that were made (session.create) take "
+                "further turns; read the answer with attach",
+                param="session",
+            )
         if found is None or found.owner != owner:
             raise NotFound(
                 f"there is no session {session}; it may have been purged after its end",

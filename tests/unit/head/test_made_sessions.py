@@ -327,6 +327,15 @@ def test_wrong_parameter_is_refused_by_name(
     assert talk.get()["state"] == "idle"
 
 
+def test_session_of_one_answer_takes_no_further_turns_and_says_so(talk: Talk) -> None:
+    talk.send("generate", model=TOY, tokens=[65], max_new=2)
+    request = talk.bench.last(GenerateReq)
+    for op in ("session.append", "session.park", "session.fork"):
+        error = talk.call(op, session=request.session, **({"text": "x"} if "app" in op else {}))
+        assert error["error"]["code"] == "not_found"
+        assert "is of one answer" in error["error"]["message"]
+
+
 def test_finishing_what_is_not_there_is_fine(talk: Talk) -> None:
     assert talk.call("session.finish", session="nothing")["kind"] == "end"
 

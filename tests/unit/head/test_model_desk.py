@@ -228,7 +228,11 @@ def test_models_of_a_node_that_is_down_are_not_listed(desk: Desk) -> None:
 
 @pytest.mark.parametrize(
     "asked",
-    [{"op": "generate", "prompt": "x"}, {"op": "chat", "messages": [{"role": "user"}]}],
+    [
+        {"op": "generate", "prompt": "x"},
+        {"op": "chat", "messages": [{"role": "user"}]},
+        {"op": "explain"},
+    ],
 )
 def test_no_text_is_asked_of_an_encoder(desk: Desk, asked: dict[str, Any]) -> None:
     desk.core.models_found({TOY: "/toy", NEW: "/encoder"}, 0.0)
