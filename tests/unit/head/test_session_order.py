@@ -67,6 +67,7 @@ def test_a_refused_append_does_not_hold_up_what_is_behind_it(talk: Talk) -> None
         ("session.park", {"tokens": 2}),
         ("session.finish", {}),
         ("session.resume", {"param": "session"}),
+        ("explain", {"prompt_tokens": 2}),
     ],
 )
 def test_every_operation_on_the_session_is_taken_after_the_append(
