@@ -28,6 +28,7 @@ from bus.timers import Timers
 from bus.transfer import HASH_MISMATCH
 from head.accounts import keep_account
 from head.answers import Answer
+from head.blame import Blame
 from head.book import AnswerBook
 from head.effects import LinkKey
 from head.fleet import Fleet
@@ -35,7 +36,7 @@ from head.generations import Generations
 from head.numbers import Numbers
 from head.outbox import Outbox
 from head.sessions import Placed, Session, Sessions
-from head.suspects import Suspect, blame
+from head.suspects import SETTLED_AFTER_TOKENS
 from head.waiting import WaitingLine
 
 #: A generation that the worker had not begun with when it died.
@@ -51,6 +52,8 @@ PASSING_CODES = frozenset(
 )
 #: How a node refuses to go on with an answer whose constraint another one took.
 REPLAY_CODES = frozenset({ConstraintReplayFailed.code, ConstraintInvalid.code})
+#: Ends of answers that their workers lived to see.
+WHOLE = frozenset({"stop", "length"})
 
 
 class Failover:
@@ -82,6 +85,7 @@ class Failover:
         self._generations = generations
         self._waiting = waiting
         self._timers = timers
+        self._blame = Blame(book=book, outbox=outbox, convict=self._convict)
         #: The last worker of each model on each node whose death was looked into.
         self._judged: dict[tuple[NodeIdentity, ModelName], WorkerIncarnation] = {}
         #: How often each node's link was lost: a wait is for the end of one outage only.
@@ -112,11 +116,12 @@ class Failover:
         if begun:
             answer.moved_from, answer.failure, answer.failed_s = placed.node, why, now
         if not died:
-            answer.suspicion.excuse(placed.on_worker)
+            self._blame.excuse(answer, placed.on_worker, now)
         keep_account(answer, self._outbox)
         if answer.suspicion.guilty:
             self.end(session, "error", now, self._kills_workers(answer, why))
         elif answer.tokens and not answer.remaining:
+            self._blame.ended(answer, cleared=False, now=now)
             self.end(session, "length", now)
         else:
             self._generations.release(session, now)
@@ -141,6 +146,19 @@ class Failover:
         if not session.made:
             self._generations.unplace(session, finish)
         self._book.end(answer, finish, now, error)
+
+    def answer_ended(self, answer: Answer) -> None:
+        """An answer is over, however it ended: those that it was suspected with may go on."""
+        if answer.suspicion.seen:
+            cleared = answer.finish in WHOLE
+            self._blame.ended(answer, cleared=cleared, now=answer.ended_s)
+            self._waiting.recheck(answer.model, answer.ended_s)
+
+    def _convict(self, answer: Answer, now: float) -> None:
+        """One that waits was found to kill workers."""
+        self._waiting.remove(answer)
+        error = self._kills_workers(answer, answer.failure)
+        self._book.end(answer, "error", now, error)
 
     def _kills_workers(self, answer: Answer, why: str) -> RequestKillsWorkers:
         offset = len(answer.tokens)
@@ -183,20 +201,17 @@ class Failover:
             return
         self._judged[node, model] = worker
         self._fleet.worker_lost(node, model, worker, now)
-        suspects = [
-            Suspect(session.answer.suspicion, len(session.answer.tokens) > placed.first_offset)
+        ran = [
+            (session.answer, len(session.answer.tokens) - placed.first_offset)
             for session, placed in self._sessions.on(node)
             if session.answer is not None
             and placed.protocol.is_generating
             and session.model == model
             and (placed.worker == worker or session is lost)
         ]
-        blame(suspects, (node, worker))
-        for session, _ in self._sessions.on(node):
-            if session.answer is not None:
-                keep_account(session.answer, self._outbox)
+        self._blame.died((node, worker), ran)
 
-    def went_on(self, session: Session, placed: Placed) -> None:
+    def went_on(self, session: Session, placed: Placed, now: float) -> None:
         """A token came: the session is not on a worker that died before it, whatever was thought.
 
         The head may have placed it while the news of that death was on its way.
@@ -206,12 +221,28 @@ class Failover:
             or self._judged.get((placed.node, session.model)) != placed.worker
         ):
             return
-        session.answer.suspicion.excuse(placed.on_worker)
-        keep_account(session.answer, self._outbox)
+        self._blame.excuse(session.answer, placed.on_worker, now)
         node = self._fleet.get(placed.node)
         status = node.models.get(session.model) if node is not None else None
         if status is not None:
             placed.worker = status.worker
+
+    def made_tokens(self, answer: Answer, placed: Placed, now: float) -> None:
+        """Tokens came of one that was suspected: they speak for it, and at last clear it."""
+        suspicion = answer.suspicion
+        if not suspicion.seen:
+            self._blame.cleared(now)
+        elif len(answer.tokens) - placed.first_offset < SETTLED_AFTER_TOKENS:
+            return
+        self._waiting.recheck(answer.model, now)
+
+    def avoided(self, answer: Answer) -> frozenset[NodeIdentity]:
+        """The nodes that one that is suspected leaves to others for now."""
+        if self._blame.is_to_wait(answer):
+            return frozenset(node.identity for node in self._fleet.nodes)
+        if answer.suspicion.set_apart:
+            return self._generations.set_apart_on(answer.model)
+        return frozenset()
 
     def declined(self, link: LinkKey, message: Declined, now: float) -> None:
         """Nothing was computed: try the other nodes, or this one in a moment."""

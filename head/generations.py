@@ -22,6 +22,7 @@ from head.numbers import Numbers
 from head.outbox import Outbox
 from head.rows import PutGeneration
 from head.sessions import Placed, Session, Sessions
+from head.suspects import SETTLED_AFTER_TOKENS
 
 #: Gives up an answer whose node let its wall budget pass: session, now.
 Overdue = Callable[[Session, float], None]
@@ -293,7 +294,7 @@ class Generations:
             self._outbox.send(placed.link, placed.protocol.revoke(reason))
 
     def set_apart_on(self, model: ModelName) -> frozenset[NodeIdentity]:
-        """Nodes on which an answer that is set apart has made no token yet."""
+        """Nodes on which an answer that is set apart is yet to make some tokens, and can."""
         return frozenset(
             session.placed.node
             for session in self.running.values()
@@ -301,7 +302,8 @@ class Generations:
             and session.placed is not None
             and session.answer is not None
             and session.answer.suspicion.set_apart
-            and len(session.answer.tokens) == session.placed.first_offset
+            and not session.answer.is_held_back
+            and len(session.answer.tokens) - session.placed.first_offset < SETTLED_AFTER_TOKENS
         )
 
 

@@ -22,8 +22,8 @@ from head.texts import TextDesk
 
 #: The node that holds an answer's session already, if one does, and how many tokens of it.
 Holder = Callable[[Answer], tuple[NodeIdentity, int] | None]
-#: The nodes on which an answer that is set apart of this model stands alone for now.
-SetApart = Callable[[ModelName], frozenset[NodeIdentity]]
+#: The nodes that an answer that may kill workers leaves to others for now.
+SetApart = Callable[[Answer], frozenset[NodeIdentity]]
 
 
 class Placer:
@@ -146,10 +146,8 @@ class Placer:
         return tried | answer.resting
 
     def avoided(self, answer: Answer) -> frozenset[NodeIdentity]:
-        """The nodes that an answer that is set apart leaves to another one."""
-        if not answer.suspicion.set_apart:
-            return frozenset()
-        return self._set_apart_on(answer.model)
+        """The nodes that an answer that may kill workers leaves to others for now."""
+        return self._set_apart_on(answer)
 
     def _request(self, answer: Answer, now: float) -> PlacementRequest:
         """What placement has to know of an answer."""

@@ -106,7 +106,7 @@ class Runs:
             start=self._generations.start,
             holder=self._holder,
             context_of=self._context_of,
-            set_apart_on=self._generations.set_apart_on,
+            set_apart_on=lambda answer: self._failover.avoided(answer),
             failover_wait_s=policy.failover_wait_s,
         )
         self._failover = Failover(
@@ -261,6 +261,7 @@ class Runs:
 
     def _answer_ended(self, answer: Answer) -> None:
         self.waiting.ended(answer)
+        self._failover.answer_ended(answer)
         session = self.sessions.of(answer)
         if session is None:
             return

@@ -175,13 +175,11 @@ class TokenIntake:
             return
         offset = len(answer.tokens)
         answer.first_token_s = answer.first_token_s or now
-        self._failover.went_on(session, placed)
+        self._failover.went_on(session, placed, now)
         if offset == placed.first_offset:
             answer.numerics = placed.numerics or answer.numerics
             self._outbox.persist(MarkSent(answer=answer.id))
             self._waiting.began(answer)
-            if answer.suspicion.set_apart:
-                self._waiting.recheck(session.model, now)
         answer.tokens.extend(unpack_ids(ids))
         answer.logprobs += receipt.logprobs
         self._outbox.persist(
@@ -194,9 +192,12 @@ class TokenIntake:
                 used_ms=answer.budget_used_ms(now),
             )
         )
+        suspected = answer.suspicion.deaths
         answer.progress(len(answer.tokens) - placed.first_offset)
         if offset == placed.first_offset or answer.account is not None:
             keep_account(answer, self._outbox)
+        if suspected:
+            self._failover.made_tokens(answer, placed, now)
 
     def _finished(
         self, session: Session, answer: Answer, placed: Placed, finish: Finish, now: float

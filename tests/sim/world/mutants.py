@@ -382,15 +382,15 @@ DEATHS = (
     Mutant(
         name="blamed_for_what_it_never_began",
         target="head.failover:Failover.move",
-        find="answer.suspicion.excuse(placed.on_worker)",
+        find="self._blame.excuse(answer, placed.on_worker, now)",
         replace="pass",
         profiles=("poison",),
     ),
     Mutant(
         name="killers_are_never_found",
-        target="head.suspects:blame",
-        find="suspicion.guilty = True",
-        replace="pass",
+        target="head.suspects:judge",
+        find="one.guilty = suspects",
+        replace="one.guilty = False and suspects",
         profiles=("poison",),
     ),
     Mutant(

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 
 from bus.context import context_digest
-from bus.ids import pack_ids
+from bus.ids import NodeIdentity, WorkerIncarnation, pack_ids
 from bus.messages.link import Declined, GenerateReq, ReconcileAck, TokenEvents
 from bus.messages.parts import Finish, HeldView, LeaseRef, Usage
 from head.accounts import keep_account
 from head.core import CorePolicy, HeadCore
 from head.effects import Persist
 from head.rows import PutAccount, PutFinish
+from head.suspects import Death
 from tests.harness.head_bench import TOY, Bench, lost, run
 from tests.harness.memory_disk import Disk
 
@@ -222,7 +223,7 @@ def test_worker_that_died_before_the_restart_and_one_after_it_are_two(bench: Ben
 def test_what_the_restart_found_is_cleared_in_the_store_too(bench: Bench) -> None:
     bench.ask(max_new=10, key="k")
     (answer,) = bench.core.book
-    answer.suspicion.deaths = 1
+    answer.suspicion.seen.append(Death((NodeIdentity("n1"), WorkerIncarnation(1))))
     keep_account(answer, bench.core.outbox)
     bench.settle()
     after = restarted(bench)
