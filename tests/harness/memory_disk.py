@@ -125,6 +125,7 @@ class Disk:
             epoch=row.epoch,
             worker=row.worker,
             first_offset=row.first_offset,
+            numerics=row.numerics,
             used_ms=row.used_ms,
             replays=row.replays,
         )

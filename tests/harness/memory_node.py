@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ from bus.messages.link import (
     SessionRevoke,
 )
 from bus.messages.link_parking import SessionPark
+from bus.messages.worker import Submit
 from tests.harness.blob_rig import BlobsInMemory
 from tests.harness.memory_ends import Dialer, Listener
 from tests.harness.memory_parts import MODEL, WINDOW, MadeUpWorker, expected_tokens
@@ -77,6 +79,9 @@ class NodeHost(Process):
         #: What its workers answer to a prompt: so many tokens.
         self.answer = expected_tokens
         self.model = MadeUpModel()
+        #: Of its workers, as in `MadeUpWorker`.
+        self.numerics = "made-up"
+        self.cached: Callable[[Submit], int] = lambda _: 0
         #: Whether its workers take no notice of stop strings.
         self.is_deaf = False
         #: Its folder of files, over all its lives; None takes none.
@@ -220,6 +225,8 @@ class NodeHost(Process):
             burst=self.fleet.burst,
             mark=self.fleet.mark,
             computed=partial(self.fleet.watch.computed, self),
+            numerics=self.numerics,
+            cached=self.cached,
             is_deaf=self.is_deaf,
             parked=self.parked,
         )
@@ -342,8 +349,8 @@ class NodeHost(Process):
                     self._act_on_model(core, action)
                 elif self.worker is not None:
                     made = self.worker
-                    if type(action.message).__name__ == "Submit":
-                        self.fleet.watch.submitted(self, action.message)  # type: ignore[arg-type]
+                    if isinstance(action.message, Submit):
+                        self.fleet.watch.submitted(self, action.message)
                     for message in made.receive(action.message, self.fleet.now):
                         self._from_worker(made, message)
 

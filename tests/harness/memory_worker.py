@@ -29,6 +29,8 @@ WINDOW = 512
 LANES = 4
 #: A prompt with this token kills its worker at the first step.
 POISON = 7
+#: One with this token does when its answer has as many tokens as the token after it says.
+LATE_POISON = 6
 #: A token's own bits; what lies above is its mark.
 TOKEN_BITS = 8
 
@@ -102,12 +104,21 @@ def made_up_record(token: int, place: int, others: int) -> bytes:
     return struct.pack("<f" + "If" * others, chosen, *(part for one in beside for part in one))
 
 
+def killing_token(prompt: bytes) -> int | None:
+    """The token of an answer, from 0, in whose place its worker dies; None for none."""
+    ids = unpack_ids(PackedIds(prompt))
+    if POISON in ids:
+        return 0
+    return ids[ids.index(LATE_POISON) + 1] if LATE_POISON in ids[:-1] else None
+
+
 @dataclass(slots=True)
 class _Sequence:
     submit: worker.Submit
     drawing: Drawing
     started_s: float
     text: AnswerText
+    kills_at: int | None = None
     made: int = 0
     paused: bool = False
 
@@ -126,6 +137,9 @@ class MadeUpWorker:
     burst: int = 1
     mark: Callable[[GenerationId], int] = lambda _: 0
     computed: Callable[[GenerationId, int, int], None] = lambda *_: None
+    numerics: str = "made-up"
+    #: How many tokens of a context it says that it need not compute.
+    cached: Callable[[worker.Submit], int] = lambda _: 0
     #: It takes no notice of stop strings.
     is_deaf: bool = False
     #: Files of parked sessions, which its node has on disk: the tokens in each.
@@ -140,7 +154,7 @@ class MadeUpWorker:
             window_tokens=self.window,
             lanes=LANES,
             kv_total_tokens=LANES * self.window,
-            numerics=NumericsId("made-up"),
+            numerics=NumericsId(self.numerics),
             tokenizer_digest=DIGEST,
             device="none",
             load_s=0.0,
@@ -150,7 +164,8 @@ class MadeUpWorker:
     def poisoned(self) -> bool:
         """Whether the next step kills this worker."""
         return any(
-            not sequence.made and POISON in sequence.submit.context[::4]
+            sequence.kills_at is not None
+            and sequence.submit.generated_tokens + sequence.made >= sequence.kills_at
             for sequence in self.running.values()
         )
 
@@ -227,6 +242,7 @@ class MadeUpWorker:
             first_index=first,
             ids=pack_ids(tokens),
             logprobs=_records(submit, first, tokens),
+            cached=0 if first else self.cached(submit),
         )
 
     def _draw(self, sequence: _Sequence) -> tuple[int, bool]:
@@ -247,7 +263,8 @@ class MadeUpWorker:
         stops = () if self.is_deaf else sampling.stop
         text = AnswerText(VOCABULARY, (), stops, sampling.min_tokens)
         text.push(unpack_ids(submit.context[4 * submit.prompt_tokens :]))
-        return _Sequence(submit, self._drawing(submit), now, text)
+        kills_at = killing_token(submit.context[: 4 * submit.prompt_tokens])
+        return _Sequence(submit, self._drawing(submit), now, text, kills_at)
 
     def _drawing(self, submit: worker.Submit) -> Drawing:
         return self.model.drawing(
@@ -260,8 +277,11 @@ class MadeUpWorker:
     def _end(
         self, sequence: _Sequence, reason: str, first: int | None = None, tokens: Sequence[int] = ()
     ) -> worker.OutputRun:
+        cached = self.cached(sequence.submit)
         usage = Usage(
-            prompt_tokens=len(sequence.submit.context) // 4, completion_tokens=sequence.made
+            prompt_tokens=len(sequence.submit.context) // 4,
+            cached_tokens=min(cached, sequence.submit.prompt_tokens),
+            completion_tokens=sequence.made,
         )
         start = sequence.made if first is None else first
         return worker.OutputRun(
@@ -270,6 +290,7 @@ class MadeUpWorker:
             ids=pack_ids(tokens),
             finish=Finish(reason=reason, usage=usage, stop=sequence.text.stop),
             logprobs=_records(sequence.submit, start, tokens),
+            cached=0 if start else cached,
         )
 
     def _output(self, runs: list[worker.OutputRun]) -> worker.Output:

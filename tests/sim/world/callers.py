@@ -85,6 +85,7 @@ class Caller:
             "credit": plan.credit,
             "on_disconnect": "keep" if plan.keep else "cancel",
             "pause_when_slow": plan.credit < 4096,
+            "exact": plan.exact,
         }
         if plan.key is not None:
             body["key"] = plan.key

@@ -39,6 +39,8 @@ class Plan:
     min_tokens: int = 0
     #: Tokens beside each whose log-probabilities are wanted; None for no log-probabilities.
     others: int | None = None
+    #: Asks for continuation bit by bit when it has to move.
+    exact: bool = False
     #: The stop that ends it, and all of its text when it is not ended before.
     stop: str = ""
     text: str = ""
@@ -77,7 +79,7 @@ class Plan:
 
 
 def drawn_sampling(seed: int) -> dict[str, Any]:
-    """Stop strings and log-probabilities of a plan, for some."""
+    """Stop strings, log-probabilities and `exact` of a plan, for some."""
     rng = random.Random(seed)
     drawn: dict[str, Any] = {}
     if rng.random() < 0.15:
@@ -88,6 +90,7 @@ def drawn_sampling(seed: int) -> dict[str, Any]:
         drawn = {"stops": tuple(dict.fromkeys(texts)), "min_tokens": rng.choice((0, 0, 3))}
     if rng.random() < 0.3:
         drawn["others"] = rng.choice((0, 1, 5))
+    drawn["exact"] = rng.random() < 0.4
     return drawn
 
 

@@ -15,14 +15,16 @@ from head.runs import RunPolicy
 from head.waiting import WaitingPolicy
 from tests.harness.memory_fleet import MemoryFleet
 from tests.harness.memory_node import NodeHost
-from tests.harness.memory_worker import POISON, MadeUpModel
+from tests.harness.memory_worker import MadeUpModel
 from tests.sim.world.callers import Caller
 from tests.sim.world.clients import Clients
 from tests.sim.world.conversations import Conversation, served
 from tests.sim.world.drainer import Drainer
 from tests.sim.world.faults import RESPAWN_S, Faults
+from tests.sim.world.figures import set_figures
 from tests.sim.world.operator import Operator
 from tests.sim.world.oracle import Oracle
+from tests.sim.world.poison import draw as draw_poison
 from tests.sim.world.profiles import Profile, choose
 from tests.sim.world.record import Plan, Record, Violation, drawn_sampling
 from tests.sim.world.verdicts import Verdicts
@@ -142,6 +144,7 @@ class World:
         fleet.mark = self.record.mark
         model = MadeUpModel(seeded=True, ends=profile.ends)
         self.record.model = model.answer
+        set_figures(fleet, self.seed)
         drift = profile.drift
         fleet.head_clock = (1 + rng.uniform(-drift, drift), rng.uniform(0, 1e4))
         for number, node in enumerate(fleet.nodes):
@@ -183,10 +186,10 @@ class World:
         rng, profile = self.rng, self.profile
         ids = [rng.randrange(32, 126) for _ in range(rng.randint(8, 24))]
         poison = rng.random() < profile.poisoned
-        if poison:
-            ids[rng.randrange(len(ids))] = POISON
-        prompt = PackedIds(pack_ids(ids))
         max_new = rng.randint(*profile.tokens)
+        if poison:
+            draw_poison(rng, ids, max_new)
+        prompt = PackedIds(pack_ids(ids))
         seed = rng.getrandbits(63)
         key = f"key {name}" if rng.random() < profile.keyed else None
         plan = Plan(
