@@ -224,23 +224,25 @@ class Subscription:
     credit: int
     offset: int = 0
     closed: bool = False
+    #: Its connection takes nothing now: all waits where it is kept anyway.
+    stalled: bool = False
     text: AnswerText | None = None
 
     @property
     def is_behind(self) -> bool:
         """Whether there are tokens that it may not be sent."""
-        return self.credit <= 0 and self.offset < len(self.answer.tokens)
+        return (self.credit <= 0 or self.stalled) and self.offset < len(self.answer.tokens)
 
     def grant(self, credit: int) -> None:
         self.credit = min(self.credit + credit, MAX_CREDIT)
 
     def event(self, event: object) -> Reply | None:
-        """An event that is no token; left out when there is no credit (tokens are never).
+        """An event that is no token; left out when none may be sent (tokens never are).
 
         Args:
             event: a struct, or the map that it would be.
         """
-        if self.credit <= 0 or self.closed:
+        if self.credit <= 0 or self.closed or self.stalled:
             return None
         self.credit -= 1
         return self._reply("event", event if isinstance(event, dict) else to_map(event))
@@ -251,7 +253,7 @@ class Subscription:
         Raises:
             TokenizerUnavailable: text is to be made and the model's tokenizer is not known.
         """
-        if self.closed:
+        if self.closed or self.stalled:
             return []
         out = []
         tokens = self.answer.tokens

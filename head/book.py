@@ -32,6 +32,8 @@ class AnswerBook:
         self._by_session: dict[SessionId, list[Answer]] = {}
         self._by_key: dict[tuple[str, str], Answer] = {}
         self._open: dict[ClientKey, dict[RequestId, Subscription]] = {}
+        #: Connections that take nothing now.
+        self._stalled: set[ClientKey] = set()
         #: Told of every answer that ends, in the round that keeps its end.
         self.on_end: Callable[[Answer], None] = lambda answer: None
 
@@ -82,6 +84,7 @@ class AnswerBook:
                 "wait for some to end",
                 retry_after_ms=1000,
             )
+        subscription.stalled = subscription.client in self._stalled
         requests[subscription.request] = subscription
         subscription.answer.subscriptions.append(subscription)
 
@@ -101,11 +104,27 @@ class AnswerBook:
 
     def client_gone(self, client: ClientKey) -> list[Answer]:
         """Drop all readers of a client; gives the answers that they read."""
+        self._stalled.discard(client)
         dropped = list(self._open.pop(client, {}).values())
         for subscription in dropped:
             subscription.closed = True
             subscription.answer.subscriptions.remove(subscription)
         return [subscription.answer for subscription in dropped]
+
+    def stall(self, client: ClientKey) -> None:
+        """A client's connection takes nothing: what is for its readers waits in their answers."""
+        self._stalled.add(client)
+        for subscription in self._open.get(client, {}).values():
+            subscription.stalled = True
+
+    def unstall(self, client: ClientKey) -> list[Answer]:
+        """It reads again; gives the answers whose readers go on from where they were."""
+        self._stalled.discard(client)
+        going_on = [found for found in self._open.get(client, {}).values() if found.stalled]
+        for subscription in going_on:
+            subscription.stalled = False
+            self.pump_one(subscription)
+        return [subscription.answer for subscription in going_on]
 
     def pump(self, answer: Answer) -> None:
         """Send every reader what it may have now."""

@@ -182,6 +182,15 @@ class HeadCore:
             else:
                 self._cancel_unread_later(answer, now)
 
+    def client_stalled(self, client: ClientKey) -> None:
+        """A client does not take what it was sent."""
+        self.book.stall(client)
+
+    def client_reads(self, client: ClientKey, now: float) -> None:
+        """It has taken all of it."""
+        for answer in self.book.unstall(client):
+            self.runs.caught_up(answer, now)
+
     def link_up(
         self, link: LinkKey, confirm: NodeConfirm, now: float, seen: PutPeer | None = None
     ) -> None:

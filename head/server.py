@@ -45,6 +45,8 @@ from head.text_pool import TextPool
 
 #: How often the models folder is looked at for new models.
 MODELS_EVERY_S = 2.0
+#: A client for which so many messages wait gets no more of its answers until it has taken them.
+STALLED_AT = 256
 #: How long text processes get to end.
 TEXT_GRACE_S = 2.0
 #: How long the last commits and frames may take at the end.
@@ -66,6 +68,8 @@ class HeadServer:
         self._gate = OutputGate()
         #: Clients that read too slowly for what they asked; they are told to connect again.
         self._given_up: set[ClientKey] = set()
+        #: Clients that do not take what they were sent.
+        self._stalled: set[ClientKey] = set()
         self._models_at = 0.0
 
     def run(self) -> None:
@@ -185,6 +189,9 @@ class HeadServer:
         for client in self._api.gone():
             self._given_up.discard(client)
             self._core.client_gone(client, now)
+        for client in [found for found in self._stalled if not self._api.backlog(found)]:
+            self._stalled.discard(client)
+            self._core.client_reads(client, now)
         for reply in self._texts.replies():
             self._core.text_reply(reply, now)
         self._links.deliver(self._core, now)
@@ -212,7 +219,12 @@ class HeadServer:
                     self._links.close_link(link, reason)
 
     def _reply(self, client: ClientKey, frames: list[bytes]) -> None:
-        if client in self._given_up or self._api.send(client, frames):
+        if client in self._given_up:
+            return
+        if self._api.send(client, frames):
+            if client not in self._stalled and self._api.backlog(client) >= STALLED_AT:
+                self._stalled.add(client)
+                self._core.client_stalled(client)
             return
         if self._api.backlog(client):
             self._log.warning("client_too_slow", client=client.hex())

@@ -26,10 +26,11 @@ from bus.transport.monitor import SocketMonitor, source_fd
 MAX_FRAME_BYTES = 9 * 1024 * 1024
 #: Messages per client inside libzmq. Few: each may hold a whole body.
 HIGH_WATER_MESSAGES = 64
-#: What waits for one client outside libzmq. Its credit limits events far below that.
+#: What waits for one client outside libzmq; head/server.py has its answers stop long before.
 MAX_BACKLOG_MESSAGES = 8192
 MAX_BACKLOG_BYTES = 64 * 1024 * 1024
-RETRY_S = 0.005
+#: How soon it is tried again, at first, and when a client takes nothing for long.
+RETRY_S, MAX_RETRY_S = 0.005, 0.1
 #: Milliseconds that replies get to leave when the door closes; nobody waits for it.
 CLOSE_LINGER_MS = 500
 #: Requests, and bytes of them, read at one go, before the loop sees to others.
@@ -61,6 +62,7 @@ class ApiServer:
         self._table = ConnectionTable()
         self._backlogs: dict[bytes, _Backlog] = {}
         self._retry_at: float | None = None
+        self._retry_s = RETRY_S
         self._gone: dict[bytes, None] = {}
         self._loop: Loop | None = None
         self._router = shared_context().socket(zmq.ROUTER)
@@ -129,7 +131,8 @@ class ApiServer:
         backlog.messages.append(list(frames))
         backlog.size_bytes += size
         if self._retry_at is None:
-            self._retry_at = self._now() + RETRY_S
+            self._retry_s = RETRY_S
+            self._retry_at = self._now() + self._retry_s
         return True
 
     def backlog(self, client: bytes) -> int:
@@ -153,13 +156,16 @@ class ApiServer:
     def handle_timeout(self, now: float) -> None:
         """Try kept messages again."""
         self._retry_at = None
+        took = False
         for client, backlog in list(self._backlogs.items()):
             while backlog.messages and self._try_send(client, backlog.messages[0]):
                 backlog.size_bytes -= sum(map(len, backlog.messages.popleft()))
+                took = True
             if not backlog.messages:
                 self._backlogs.pop(client, None)
         if self._backlogs:
-            self._retry_at = now + RETRY_S
+            self._retry_s = RETRY_S if took else min(2 * self._retry_s, MAX_RETRY_S)
+            self._retry_at = now + self._retry_s
 
     def close(self) -> None:
         """Close the door; last replies get a moment to leave. May be called again."""
