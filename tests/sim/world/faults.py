@@ -93,11 +93,13 @@ class Faults:
 
     def _crash_node(self, node: NodeHost) -> None:
         if node.alive:
-            node.kill()
+            with self._world.oracle.verdicts.poison.fault():
+                node.kill()
             self._later(AWAY_S, lambda: None if node.alive else node.start())
 
     def _crash_worker(self, node: NodeHost) -> None:
-        node.kill_worker(self._rng.choice(RESPAWN_S))
+        with self._world.oracle.verdicts.poison.fault():
+            node.kill_worker(self._rng.choice(RESPAWN_S))
 
     def _crash_head(self, _: NodeHost) -> None:
         if self._fleet.head is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.sim.world.death_mutants import DEATHS
 from tests.sim.world.mutation import Mutant
 from tests.sim.world.park_mutants import PARKS
 
@@ -368,37 +369,6 @@ SESSIONS = (
         find="now + self._policy.adopt_s",
         replace="now",
         profiles=CRASHES,
-    ),
-)
-
-DEATHS = (
-    Mutant(
-        name="worker_death_ends_the_answer",
-        target="head.failover:Failover.lost",
-        find="self.move(session, why, now, died=bool(message.worker))",
-        replace=('self.end(session, "error", now, self._kills_workers(session.answer, why))'),
-        profiles=("worker-killer", "crashy"),
-    ),
-    Mutant(
-        name="blamed_for_what_it_never_began",
-        target="head.failover:Failover.move",
-        find="self._blame.excuse(answer, placed.on_worker, now)",
-        replace="pass",
-        profiles=("poison",),
-    ),
-    Mutant(
-        name="killers_are_never_found",
-        target="head.suspects:judge",
-        find="one.guilty = suspects",
-        replace="one.guilty = False and suspects",
-        profiles=("poison",),
-    ),
-    Mutant(
-        name="cancel_is_not_final",
-        target="head.runs:Runs.cancel",
-        find='self._failover.end(session, "cancelled", now)',
-        replace="pass",
-        profiles=("calm",),
     ),
 )
 

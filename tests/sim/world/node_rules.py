@@ -17,7 +17,7 @@ from bus.messages.link import (
 )
 from bus.messages.worker import Submit
 from tests.harness.memory_node import NodeHost
-from tests.harness.memory_worker import POISON, TOKEN_BITS
+from tests.harness.memory_worker import TOKEN_BITS
 from tests.sim.world.record import Record, Violation
 
 #: A fence may come so late: a turn of the loop.
@@ -178,16 +178,9 @@ class NodeRules:
             if run is None:
                 continue
             run.answer.deaths += 1
-            plan = run.answer.plan
-            if plan is not None and plan.poison and not self._record.made.get(generation):
-                run.answer.kills += 1
 
     def mark(self, generation: GenerationId) -> int:
         return self._record.mark(generation)
 
 
-def is_poisoned(prompt: bytes) -> bool:
-    return POISON in prompt[::4]
-
-
-__all__ = ["TOKEN_BITS", "NodeRules", "is_poisoned"]
+__all__ = ["TOKEN_BITS", "NodeRules"]

@@ -152,6 +152,7 @@ class Oracle(Observer):
         facts = self.record.node(node.name)
         facts.worker_is_ready, facts.worker, facts.worker_died_s = False, 0, self._now
         self.nodes.worker_died(node.name, running)
+        self.verdicts.poison.worker_died(running, self._now)
         self.look_at_service()
 
     def model_withdrawn(self, node: NodeHost) -> None:

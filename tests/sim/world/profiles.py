@@ -99,7 +99,13 @@ PROFILES = (
         fault_every_s=(0.8, 1.5),
         poisoned=0.05,
     ),
-    Profile(name="poison", poisoned=0.25, faults={"cut": 1, "crash_head": 1}, fault_every_s=(5.0,)),
+    Profile(
+        name="poison",
+        nodes=(1, 3),
+        poisoned=0.25,
+        faults={"cut": 1, "crash_head": 1},
+        fault_every_s=(5.0,),
+    ),
     Profile(
         name="multi-turn",
         sessions=0.7,

@@ -83,7 +83,7 @@ class StoreRules:
                 case PutTokens():
                     self._put_tokens(row)
                 case PutFinish():
-                    self._put_finish(row, now)
+                    self._put_finish(row, now, decided_s)
                 case PutSession():
                     self._put_session(row)
                 case PutContent():
@@ -218,6 +218,7 @@ class StoreRules:
             if row.epoch <= latest.row.epoch:
                 raise Violation(f"epoch {row.epoch:x} came after {latest.row.epoch:x}")
             self._verdicts.judge_move(answer, latest, now)
+            self._verdicts.poison.decided(answer, decided_s)
             record.count("moves")
         if answer.finish is not None:
             raise Violation(f"answer {row.answer:x} was placed after its end")
@@ -291,7 +292,7 @@ class StoreRules:
         if row.logprobs != expected:
             raise Violation(f"log-probabilities at {row.offset} are not those of their tokens")
 
-    def _put_finish(self, row: PutFinish, now: float) -> None:
+    def _put_finish(self, row: PutFinish, now: float, decided_s: float) -> None:
         answer = self._record.answers.get(row.answer)
         if answer is None:
             return  # It was never stored: it ended before it was placed.
@@ -302,6 +303,7 @@ class StoreRules:
             answer.error = msgpack.unpackb(row.error)
         if answer.latest is not None:
             answer.latest.finished = True
+            self._verdicts.poison.decided(answer, decided_s)
         if row.completion_tokens != len(answer.tokens):
             raise Violation(f"{row.completion_tokens} tokens at the end, not {len(answer.tokens)}")
         stop = answer.plan.stop if answer.plan is not None and row.finish == "stop" else ""

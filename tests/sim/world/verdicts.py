@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bus.ids import Epoch, SessionId
+from tests.sim.world.poison import PoisonRules, may_be_served
 from tests.sim.world.record import Answer, Plan, Record, Run, Violation
 
 #: Clocks drift by 4% at most, so times of different clocks agree to this share, and a moment.
@@ -13,8 +14,6 @@ DRIFT = 0.09
 MOMENT_S = 0.3
 #: A node's status is so old at most; a head that restarted knows nothing for as long.
 STATUS_S = 3.0
-#: Workers that one poisoned request may kill before it is ended.
-MAX_KILLS = 4
 
 
 class Verdicts:
@@ -33,6 +32,7 @@ class Verdicts:
         open_calls: Callable[[], int],
     ) -> None:
         self._record = record
+        self.poison = PoisonRules(record)
         self._reattach_s = reattach_s
         self._adopt_s = adopt_s
         self._failover_wait_s = failover_wait_s
@@ -68,7 +68,8 @@ class Verdicts:
             at_limit = finish == "length" and tokens == plan.max_new
             if (finish != expected and not at_limit) or tokens != len(plan.expected):
                 raise Violation(f"{plan.name} ended {finish} at {tokens}: {len(plan.expected)}")
-            why = "" if not plan.poison else "a poisoned request was served"
+            is_odd = plan.poison and not may_be_served(plan)
+            why = "a poisoned request was served" if is_odd else ""
         elif finish == "cancelled":
             why = self._cancelled(plan, now)
         elif finish == "expired":
@@ -109,7 +110,9 @@ class Verdicts:
             deaths += sum(
                 run.was_late or (run.read_late and not run.declined) for run in answer.runs
             )
-        return "" if deaths >= 2 else f"{deaths} workers died with it"
+        if deaths < 2:
+            return f"{deaths} workers died with it"
+        return self.poison.judge_guilt(answer, plan)
 
     def _node_lost(self, answer: Answer | None, plan: Plan, now: float) -> str:
         return self._unserved(self._failover_wait_s, now)
