@@ -13,6 +13,7 @@ from bus.messages.worker import Submit
 from head.effects import Effects, Output, Persist
 from tests.harness.memory_node import NodeHost
 from tests.harness.memory_watch import Observer
+from tests.sim.world.account_rules import AccountRules
 from tests.sim.world.link_rules import LinkRules
 from tests.sim.world.node_rules import NodeRules
 from tests.sim.world.record import NodeFacts, Record, Violation
@@ -42,6 +43,7 @@ class Oracle(Observer):
         self.links = LinkRules()
         self.store = StoreRules(record, verdicts)
         self.nodes = NodeRules(record)
+        self.accounts = AccountRules(world, record, self.store.requests, self._serves)
         self.verdicts = verdicts
         self.callers: Clients | None = None
         self.events = 0
@@ -92,6 +94,7 @@ class Oracle(Observer):
         self.record.head_starts += 1
         self.record.head_paused = False
         self.store.head_started()
+        self.accounts.head_started(self._now)
         self.look_at_service()
 
     def head_died(self) -> None:
@@ -100,18 +103,22 @@ class Oracle(Observer):
             self._unlinked(self.record.node(name))
         self._node_of.clear()
         self.nodes.head_died()
+        self.accounts.head_died()
         self.look_at_service()
         if self.callers is not None:
             self.callers.head_died()
 
     def effects(self, effects: Effects) -> None:
         self.store.effects(effects, self._now)
+        self.accounts.effects(effects, self._now)
 
     def committed(self, persist: Persist) -> None:
         self.store.committed(persist, self._now)
+        self.accounts.committed(persist, self._now)
 
     def released(self, output: Output) -> None:
         self.store.released(output)
+        self.accounts.released(output, self._now)
 
     # --- nodes --------------------------------------------------------------------------------
 
@@ -137,6 +144,7 @@ class Oracle(Observer):
     def resumed(self, name: str) -> None:
         if name == "head":
             self.record.head_paused = False
+            self.accounts.acting_since = self._now
         else:
             facts = self.record.node(name)
             facts.paused_since, facts.resumed_s = None, self._now
@@ -167,14 +175,15 @@ class Oracle(Observer):
 
     def submitted(self, node: NodeHost, submit: Submit) -> None:
         self.nodes.submitted(node, submit, self._now)
+        self.accounts.submitted(node.name, submit)
 
     def computed(self, node: NodeHost, generation: GenerationId, index: int, token: int) -> None:
         self.nodes.computed(node, generation, index, self._now)
 
     def look_at_service(self) -> None:
         """Note since when some node can serve, or none."""
-        record, world = self.record, self._world
-        serves = any(self._serves(facts, world) for facts in record.nodes.values())
+        record = self.record
+        serves = any(self._serves(facts) for facts in record.nodes.values())
         serves = serves and not record.head_paused
         if serves and record.served_since is None:
             record.served_since = self._now
@@ -184,13 +193,13 @@ class Oracle(Observer):
                 record.unserved_since = self._now
             record.served_since = None
 
-    def _serves(self, facts: NodeFacts, world: World) -> bool:
+    def _serves(self, facts: NodeFacts) -> bool:
         return (
             facts.linked_since is not None
             and facts.is_up
             and facts.worker_is_ready
             and facts.paused_since is None
-            and not world.is_harmed(facts.name)
+            and not self._world.is_harmed(facts.name)
         )
 
     # --- callers and every event ----------------------------------------------------------------
@@ -203,6 +212,7 @@ class Oracle(Observer):
         self.events += 1
         if self.events % LOOK_EVERY_EVENTS == 0:
             self._check_bounds()
+            self.accounts.look(self._now)
 
     def _check_bounds(self) -> None:
         head = self._world.fleet.head
