@@ -30,7 +30,7 @@ from bus.transport.api_client import ApiSocket
 #: How long an answer may take, and an operation that the head answers from memory.
 ANSWER_TIMEOUT_S = 600.0
 OPERATION_TIMEOUT_S = 30.0
-#: How long a head that went away is waited for while something can be continued.
+#: How long a head that went away is waited for, by what is open and by what is asked meanwhile.
 RECONNECT_S = 15.0
 _RECONNECT_EVERY_S = 0.1
 _SETTLE_S = 0.5
@@ -298,7 +298,7 @@ class Client(Closing):
         self.flush()
         if not alive:
             try:
-                self._reconnect()
+                self._reconnect(0.0 if self._session.idle else RECONNECT_S)
             except NoHead:
                 pass  # each open request has it as its error
 
@@ -348,14 +348,17 @@ class Client(Closing):
         if self._closed:
             raise NoHead("this client is closed; connect again")
         if self._socket is None or self._socket.lost:
-            self._reconnect()
+            self._reconnect(min(timeout_s, RECONNECT_S))
         now = self.clock()
         request = self._session.start(op, body, now=now, credit=credit, deadline=now + timeout_s)
         self.flush()
         return request
 
-    def _reconnect(self) -> None:
+    def _reconnect(self, limit_s: float) -> None:
         """Take a new connection and go on with what can be continued.
+
+        Args:
+            limit_s: how long a head is waited for.
 
         Raises:
             NoHead: none can be had; every open request has failed with it.
@@ -364,12 +367,12 @@ class Client(Closing):
             self._socket.close()
             self._socket = None
         self._session.connection_lost()
-        until = self.clock() + RECONNECT_S
+        until = self.clock() + limit_s
         while self._socket is None:
             try:
                 self._socket = ApiSocket(self.address)
             except NoHead as error:
-                if self._session.idle or self.clock() >= until:
+                if self.clock() >= until:
                     self._session.fail_all(error)
                     raise
                 # Nothing tells when a head begins to listen; this only spaces the attempts.

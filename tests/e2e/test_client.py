@@ -269,7 +269,21 @@ def test_a_head_that_goes_away_ends_what_can_not_go_on(address: str) -> None:
         with pytest.raises(NoHead, match="key"):
             call.result()
         with pytest.raises(NoHead):
-            client.nodes()
+            client.operation("nodes", timeout_s=0.2)
+
+
+def test_what_is_asked_while_a_head_restarts_waits_for_it(address: str) -> None:
+    with ExitStack() as stack:
+        head = stack.enter_context(ScriptedHead(address, _greeter))
+        client = stack.enter_context(Client(address))
+        assert client.nodes()
+        head.close()
+        with pytest.raises(NoHead):
+            client.operation("nodes", timeout_s=0.0)
+        again = threading.Timer(0.3, lambda: stack.enter_context(ScriptedHead(address, _greeter)))
+        again.start()
+        assert client.chat("m", ASK).result().text == "Hello"
+        again.join()
 
 
 def test_the_error_of_a_missing_node_keeps_its_reasons(address: str) -> None:
