@@ -217,9 +217,9 @@ class Loop(Closing):
             ready = self._poll.wait(0)
 
     def _fire_timers(self) -> None:
+        now = self._now()
         for timer in list(self._timers):
             due = timer.next_timeout()
-            now = self._now()
             if due is None or due > now:
                 continue
             # A time that was past already when it was set is not the loop's lag.
@@ -227,6 +227,7 @@ class Loop(Closing):
             self._lag_s += LAG_WEIGHT * (lag_s - self._lag_s)
             self._max_lag_s = max(self._max_lag_s, lag_s)
             timer.handle_timeout(now)
+            now = self._now()
 
     def _clear_wakeup(self) -> None:
         try:

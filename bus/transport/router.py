@@ -98,7 +98,7 @@ class RouterLinks:
         """Let a loop watch the sockets and fire the links' timers."""
         self._loop = loop
         loop.add_reader(self._monitor.readable, self.pump)
-        loop.add_reader(self._router, self.pump)
+        loop.add_reader(self._router, self._take_frames)
         loop.add_timer_source(self.acceptor.next_timeout, self.acceptor.handle_timeout)
         loop.add_timer_source(self._strangers.next_timeout, self._check_strangers)
 
@@ -136,6 +136,10 @@ class RouterLinks:
     def pump(self) -> None:
         """Take in connection events and frames."""
         self._watch()
+        self._take_frames()
+
+    def _take_frames(self) -> None:
+        """Take in frames; the events of a connection that is new are looked at with its first."""
         if self._read():
             self._end_connections()
         elif self._ending:
