@@ -2,10 +2,11 @@
 
 First come the conditions that every policy shares (head/candidates.py), then the policy chooses
 among the candidates (head/policies.py). Last, load-aware placement asks whether to wait for a node
-that is full now but holds much more of the prompt than the chosen one: it waits when its turn there
-should come before the chosen node would have computed the same tokens again, and no longer than
-that takes (`affinity_limit_s` at most). So a hot prefix spreads to other nodes as soon as its node
-is the slower way.
+whose lanes are all taken but that holds much more of the prompt than the best one with a free lane:
+it waits when its turn there should come before that one would have computed the same tokens again,
+and no longer than that takes (`affinity_limit_s` at most). So a hot prefix spreads to other nodes
+as soon as its node is the slower way. It waits here and not in the line of one node, since of
+several that hold the prefix the first to have a free lane is to get it.
 
 The decision is made for every request, its reasons for few: `Placement.reasons` and
 `Placement.error` make their words when they are asked.
@@ -13,6 +14,7 @@ The decision is made for every request, its reasons for few: `Placement.reasons`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -60,7 +62,7 @@ class Placement:
 
     Attributes:
         node: where it goes.
-        waits_for: a full node that it waits for, though another is open.
+        waits_for: a node whose lanes are taken, that it waits for though another is open.
         wait_s: for how long at most.
         open_to: the node that it would go to instead of waiting.
         fails: what kind of error it is that it can go nowhere.
@@ -103,6 +105,9 @@ class Placement:
                 f"is left alone for {self.wait_s:.1f} s at most: {self.waits_for} holds {held} of "
                 f"the prompt's {request.prompt_tokens} tokens and should be free before"
             )
+        if (self.waits_for or _has_waited(request)) and not _has_lane(node, request):
+            model = model_of(node)
+            return f"has no free lane: {model.in_flight} generations on {model.lanes_total} lanes"
         return self.policy.behind(best, node, self.case)
 
 
@@ -129,16 +134,18 @@ def place(
         fails = None if full else _failure(snapshot, request, seen)
         return Placement(case=case, policy=chosen, fails=fails)
     best = chosen.choose(open_now, case)
-    if chosen.keeps_prefixes and request.cached and full:
-        waits_for, wait_s = _worth_waiting_for(best, full, case)
+    if chosen.keeps_prefixes and request.cached:
+        open_to, taken = _instead_of_waiting(best, open_now, full, chosen, case)
+        waits_for, wait_s = _worth_waiting_for(open_to, taken, case)
         if waits_for is not None:
             return Placement(
                 case=case,
                 policy=chosen,
                 waits_for=waits_for,
                 wait_s=wait_s,
-                open_to=best.identity,
+                open_to=open_to.identity,
             )
+        best = open_to if _has_waited(request) else best
     return Placement(case=case, policy=chosen, node=best.identity)
 
 
@@ -168,22 +175,58 @@ def mean_rates(nodes: Sequence[NodeView], options: PlacementOptions = DEFAULT_OP
 # --- waiting for the node that holds the prefix -----------------------------------------------
 
 
-def _worth_waiting_for(
-    best: NodeView, full: Sequence[NodeView], case: Case
-) -> tuple[NodeIdentity | None, float]:
-    """A full node that should be through with the request before `best`, and for how long to wait.
+def _instead_of_waiting(
+    best: NodeView,
+    open_now: Sequence[NodeView],
+    full: Sequence[NodeView],
+    policy: Policy,
+    case: Case,
+) -> tuple[NodeView, Sequence[NodeView]]:
+    """The best node that could begin at once, and those that are worth waiting for if any is.
 
-    Its turn comes after those that wait for it already, at the rate at which its lanes end.
+    When none could, `best` and the full ones: a place in its line is all that there is to have.
+    """
+    if _has_lane(best, case.request):
+        return best, full
+    could = [node for node in open_now if _has_lane(node, case.request)]
+    if not could:
+        return best, full
+    could_not = [node for node in open_now if not _has_lane(node, case.request)]
+    return policy.choose(could, case), [*full, *could_not]
+
+
+def _has_waited(request: PlacementRequest) -> bool:
+    """Whether it has waited for a node in vain, and is to go where it begins at once."""
+    return 0.0 < request.passed_s < math.inf
+
+
+def _has_lane(node: NodeView, request: PlacementRequest) -> bool:
+    """Whether a candidate has a lane for the request now, if need be another's."""
+    model = node.serving
+    return model is not None and (
+        model.in_flight < model.lanes_total or model.rivals(request.qos) < model.lanes_total
+    )
+
+
+def _worth_waiting_for(
+    best: NodeView, taken: Sequence[NodeView], case: Case
+) -> tuple[NodeIdentity | None, float]:
+    """A node without a free lane that should be through before `best`, and how long to wait for it.
+
+    Its turn comes after those that wait for it already, at the rate at which its lanes end. The
+    wait is as long at most as `best` would take longer to compute the prompt.
     """
     request, options = case.request, case.options
     cached = request.cached.get(best.identity, 0)
     prefill = model_of(best).prefill_rate or case.missing.prefill
+    before = case.snapshot.prefilling.get(best.identity, 0)
     soonest_ms = estimate_ms(best, case)
     found: tuple[NodeIdentity | None, float] = (None, 0.0)
-    for node in full:
+    for node in taken:
         held = request.cached.get(node.identity, 0)
-        limit_s = min((held - cached) / prefill, options.affinity_limit_s) - request.passed_s
-        if limit_s <= 0:
+        longer_s = (held - cached + before) / prefill
+        limit_s = min(longer_s, options.affinity_limit_s) - request.passed_s
+        if not held or limit_s <= 0:
             continue
         turn_ms = _turn_ms(node, case)
         through_ms = turn_ms + _alone_ms(node, held, case)
@@ -193,7 +236,7 @@ def _worth_waiting_for(
 
 
 def _turn_ms(node: NodeView, case: Case) -> float:
-    """When a lane of a full node should be free for one more request."""
+    """When a lane of a node without a free one should be there for one more request."""
     model = model_of(node)
     answer_ms = case.request.expected_tokens * 1000.0 / (model.decode_rate or case.missing.decode)
     ends = model.in_flight - model.lanes_total + 1 + case.snapshot.awaited.get(node.identity, 0)

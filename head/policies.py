@@ -90,16 +90,19 @@ def model_of(node: NodeView) -> ModelView:
 
 
 def estimates_ms(nodes: Sequence[NodeView], case: Case) -> list[float]:
-    """For each node, estimated milliseconds until the request would be complete there.
+    """For each node, milliseconds within which the request should be complete there.
 
-    Those that wait there go first. When they and the lanes that are free come out even, one lane of
-    all has to end yet: without that, a full node would look like an idle one. What the node has to
-    compute of other prompts comes before this one's, and what it holds of this one saves its time.
+    Those that wait there, or at the head for it, go first, and where no lane is left one has to end
+    yet. That counts as a whole answer, since those that run may have just begun: the first of
+    several lanes ends sooner on average, but a few requests in a hundred would wait nearly so long
+    for their first token, while another node could have begun at once. What the node has to compute
+    of other prompts comes before this one's, and what it holds of this one saves its time.
     One loop for all nodes: this is most of what a decision costs.
     """
     request, missing, now = case.request, case.missing, case.snapshot.now_s
     fresh_s, answer = case.options.status_fresh_s, request.expected_tokens * 1000.0
     held, prefilling = dict(request.cached), dict(case.snapshot.prefilling)
+    awaited = dict(case.snapshot.awaited)
     found = []
     for node in nodes:
         model = node.serving
@@ -108,11 +111,12 @@ def estimates_ms(nodes: Sequence[NodeView], case: Case) -> list[float]:
             continue
         answer_ms = answer / (model.decode_rate or missing.decode)
         whole_ms = answer_ms
+        before = awaited.get(node.identity, 0) if awaited else 0
         if now - model.status_at_s > fresh_s:
             # An old status no longer says which lanes are free.
-            whole_ms += model.in_flight * answer_ms
-        elif (ahead := model.queued + model.unseen - model.lanes_free) >= 0:
-            whole_ms += (ahead + 1 / (model.lanes_total or 1)) * answer_ms
+            whole_ms += (model.in_flight + before) * answer_ms
+        elif (ahead := before + model.queued + model.unseen - model.lanes_free) >= 0:
+            whole_ms += (ahead + 1) * answer_ms
         todo = request.prompt_tokens
         if held:
             todo = max(todo - held.get(node.identity, 0), 0)

@@ -59,13 +59,14 @@ def test_g7_a_burst_of_64_goes_to_where_it_ends_first_even_behind_others() -> No
     fleet = Fleet()
     node("fast", 1, 8, 80.0, fleet, used=6)
     node("slow", 2, 8, 20.0, fleet)
-    # Two free lanes at 1,375 ms; then one of eight has to end first, at 1,547 ms, and behind others
-    # at 2,797 and 4,047. The next at 5,297 is no better than an idle slow lane at 5,500, so the
-    # node with fewer generations goes first, until both have five; from then on they take turns.
-    # The fast node's eighth, at 7,797, is worse than the slow one's eighth and ninth, at 5,500 and
-    # 6,187, by more than a quarter. Then both have all they may.
-    turns = ["fast", "slow", "fast", "slow"]
-    expected = ["fast"] * 5 + ["slow"] * 5 + turns + ["slow"] * 2 + ["fast"] * 2
+    # Two free lanes at 1,375 ms; then one has to end first, at 2,625, and behind others at 3,875.
+    # The next at 5,125 is no better than an idle slow lane at 5,500, so the node with fewer
+    # generations goes first, until both have four; then they take turns up to six, as 6,375 is no
+    # worse than 5,500 by a quarter. The fast node's seventh, at 7,625, is, so the slow one gets
+    # its eighth; that one's ninth, at 10,500, is worse than the fast one's at 7,625 and 8,875.
+    # Last, both are as good and have eight each. Then both have all they may.
+    turns = ["fast", "slow", "fast"]
+    expected = ["fast"] * 4 + ["slow"] * 4 + turns + ["slow"] * 3 + ["fast"] * 3 + ["slow"]
     assert burst(fleet, 64) == expected + ["waits"] * 46
 
 

@@ -157,11 +157,12 @@ def test_a_wait_for_a_prefix_is_told_with_its_node() -> None:
     prompt = tuple(range(1, 11))
     assert bench.request(*prompt) == "a"
     bench.end(0)
-    for _ in range(3):
+    for _ in range(2):
         assert bench.request(*prompt) == "a"
     tokens = [block for block in prompt for _ in range(64)] + [1, 1]
     found = bench.operation("explain", model=TOY, tokens=tokens, max_new=100)
     assert (found["node"], found["waits_for"], found["wait_s"]) == (None, "a", 6.4)
+    assert reasons(found)["a"] == "has no free lane: 2 generations on 2 lanes"
     assert reasons(found)["b"] == (
         "is left alone for 6.4 s at most: a holds 640 of the prompt's 642 tokens and should be "
         "free before"

@@ -17,11 +17,11 @@ from tests.harness.small_fleets import IDLE, NOW, A, B, C, fleet, load_aware, re
     [
         # 100 / 200 s of prefill and 40 / 20 s of answer.
         (IDLE, 0, 2500.0),
-        # Two of three waiting find no lane: 2 * 2000 ms more, and the first of four lanes has to
-        # end: 2000 / 4 ms.
-        (replace(IDLE, queued=2, unseen=1, lanes_free=1), 0, 7000.0),
-        # What waits takes all lanes that are free: one of the four has to end.
-        (replace(IDLE, queued=1, unseen=3, lanes_free=4), 0, 3000.0),
+        # Two of three waiting find no lane: 2 * 2000 ms more, and a lane has to end for this one,
+        # which may take another 2000 ms.
+        (replace(IDLE, queued=2, unseen=1, lanes_free=1), 0, 8500.0),
+        # What waits takes all lanes that are free: one has to end.
+        (replace(IDLE, queued=1, unseen=3, lanes_free=4), 0, 4500.0),
         # Free lanes beyond what waits do not make it faster.
         (replace(IDLE, queued=1, lanes_free=4), 0, 2500.0),
         # 80 of the prompt's tokens are cached: 20 / 200 s.
@@ -30,7 +30,7 @@ from tests.harness.small_fleets import IDLE, NOW, A, B, C, fleet, load_aware, re
         (IDLE, 300, 2000.0),
         # An old status: its queue of 9 is not counted, the head's own two are.
         (replace(IDLE, queued=9, in_flight=2, status_at_s=NOW - 10.1), 0, 6500.0),
-        (replace(IDLE, queued=5, in_flight=2, status_at_s=NOW - 10.0), 0, 5000.0),
+        (replace(IDLE, queued=5, in_flight=2, status_at_s=NOW - 10.0), 0, 6500.0),
         # No rates: the 40 and 400 of the others. 250 + 1000 ms.
         (replace(IDLE, decode_rate=0.0, prefill_rate=0.0), 0, 1250.0),
     ],
@@ -51,6 +51,32 @@ def test_prompts_that_a_node_has_to_compute_first_count() -> None:
     # 50 more are within a quarter: then the node that has less to compute first is as good.
     close = replace(snapshot, prefilling={A: 50, B: 40})
     assert load_aware(close).node == B
+
+
+def test_those_that_wait_at_the_head_for_a_node_go_first() -> None:
+    # Without a free lane: two who wait for it, a lane that ends, and the request's own 2,500 ms.
+    taken = replace(IDLE, lanes_free=0, in_flight=4)
+    snapshot = replace(fleet(a=taken, b=taken, c=IDLE), awaited={A: 2, C: 2})
+    case = Case(snapshot, request(), DEFAULT_OPTIONS, Rates(20.0, 200.0))
+    # Two of four free lanes are left to c.
+    assert [estimate_ms(node, case) for node in snapshot.nodes] == [8500.0, 4500.0, 2500.0]
+
+
+def test_a_slower_node_that_could_begin_goes_before_the_line_of_a_faster_one() -> None:
+    # Three times as fast: 833 ms, and as long as 667 more until a lane ends.
+    fast = replace(IDLE, decode_rate=60.0, prefill_rate=600.0, lanes_free=0, in_flight=4)
+    assert load_aware(fleet(a=IDLE, b=fast)).node == B
+    # Twice as fast: 1,250 ms, and 1,000 more. A lane ends in 250 ms on average, but 2,250 ms are as
+    # good as the 2,500 of a node that begins at once.
+    twice = replace(fast, decode_rate=40.0, prefill_rate=400.0)
+    placed = load_aware(fleet(a=IDLE, b=twice))
+    assert placed.node == A
+    assert dict(placed.reasons) == {B: "as good as a, but has 4 generations on 4 lanes"}
+    # A quarter faster: 2,000 ms, and 1,600 more.
+    little = replace(fast, decode_rate=25.0, prefill_rate=250.0)
+    placed = load_aware(fleet(a=IDLE, b=little))
+    assert placed.node == A
+    assert dict(placed.reasons) == {B: "would end after 3600 ms, a after 2500 ms"}
 
 
 def test_within_a_quarter_the_node_with_more_free_lanes_is_as_good_and_goes_first() -> None:
@@ -92,9 +118,9 @@ def test_missing_rates_are_the_mean_of_those_that_reported() -> None:
 def test_without_any_rate_20_and_200_tokens_a_second_are_taken() -> None:
     silent = replace(IDLE, decode_rate=0.0, prefill_rate=0.0)
     placed = load_aware(fleet(a=replace(silent, queued=5), b=replace(silent, queued=6)))
-    # a: one ahead, 2 * 2000 + 500 ms, and 2000 / 4 for the first lane; b: two ahead.
+    # a: one ahead and a lane to end, 3 * 2000 + 500 ms; b: two ahead.
     assert placed.node == A
-    assert dict(placed.reasons) == {B: "would end after 7000 ms, a after 5000 ms"}
+    assert dict(placed.reasons) == {B: "would end after 8500 ms, a after 6500 ms"}
 
 
 def test_ties_go_to_fewer_sessions_placed_then_to_the_first_name() -> None:
@@ -109,7 +135,7 @@ def test_ties_go_to_fewer_sessions_placed_then_to_the_first_name() -> None:
 def test_a_cached_prefix_draws_until_its_node_is_behind() -> None:
     asked = replace(request(), cached={B: 100})
     assert load_aware(fleet(a=IDLE, b=IDLE), asked).node == B
-    # 500 ms of prefill are saved: as much as the first of four lanes takes to end.
+    # 500 ms of prefill are saved, less than the 2,000 that a lane may take to end.
     assert load_aware(fleet(a=IDLE, b=replace(IDLE, lanes_free=0)), asked).node == A
     assert load_aware(fleet(a=IDLE, b=replace(IDLE, queued=5)), asked).node == A
 
