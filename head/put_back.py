@@ -3,7 +3,8 @@
 Since the copy was made, nodes and clients may have seen numbers, tokens and ends that it knows
 nothing of. So that nothing of then is taken for something of now,
 
-- the boot number goes up by `JUMP`, above whatever was given out since;
+- the boot number goes up by `JUMP`, and above one that grows with wall time: above whatever was
+  given out since, also when one copy is put back a second time;
 - answers that had not ended end with `store_restored`: they went on after the copy, elsewhere;
 - a cursor above 0 into an answer of the copy is refused: it may count tokens of a later answer
   under the same session or key.
@@ -22,6 +23,20 @@ from head.rows import PutSetting
 SETTING = "put_back_boot"
 #: More starts than a head makes between a copy and its use: one a second for 18 hours.
 JUMP = 2**16
+#: No head had a store before (14 November 2023).
+_FIRST_S = 1_700_000_000
+#: What a clock that is far ahead makes of it at most: half of all boot numbers.
+_MOST_BY_CLOCK = 2**30
+
+
+def boot_above_copy(boot: int, wall_s: float) -> int:
+    """The boot number with which a head goes on from a copy.
+
+    Args:
+        boot: the copy's.
+        wall_s: seconds since 1970. A head starts less often than once a second.
+    """
+    return max(boot + JUMP, min(int(wall_s) - _FIRST_S, _MOST_BY_CLOCK))
 
 
 class PutBack:

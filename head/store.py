@@ -26,7 +26,7 @@ from bus.file_lock import FileLock
 from bus.ids import SessionId
 from head.effects import Persist
 from head.log_mark import LogMark, has_frames, lineage, log_file, mark_file
-from head.put_back import JUMP, SETTING
+from head.put_back import SETTING, boot_above_copy
 from head.reserve import Reserve
 from head.rows import (
     PurgeAnswers,
@@ -325,8 +325,9 @@ def _adopt(connection: sqlite3.Connection) -> None:
     it, it would not be opened again.
     """
     connection.execute("BEGIN IMMEDIATE")
-    connection.execute("UPDATE head SET boot = boot + ?", (JUMP,))
-    (boot,) = connection.execute("SELECT boot FROM head").fetchone()
+    (copied,) = connection.execute("SELECT boot FROM head").fetchone()
+    boot = boot_above_copy(copied, time.time())
+    connection.execute("UPDATE head SET boot = ?", (boot,))
     write(connection, PutSetting(name=SETTING, value=str(boot)))
     connection.execute("PRAGMA user_version = 0")
     connection.execute("COMMIT")

@@ -211,11 +211,11 @@ def test_a_backup_is_put_back_and_what_was_there_is_moved(folder: Path) -> None:
     store.close()
     assert [each.answer for each in state.answers] == [1, 2]
     # Above all of the store that it replaces, too.
-    assert state.boot == 3 + JUMP
+    assert state.boot >= 3 + JUMP
     assert put(folder, made.file).moved_to == folder / "replaced" / "20270115T080000Z-2"
     store, again = Store.open(folder)
     store.close()
-    assert again.boot == 4 + 2 * JUMP
+    assert again.boot >= state.boot + JUMP
 
 
 def test_the_log_of_a_killed_head_goes_with_its_store(folder: Path) -> None:

@@ -8,7 +8,7 @@ from bus.ids import Epoch, GenerationId, NodeIdentity, pack_ids
 from bus.messages.api import MARK, encode_body
 from bus.messages.link import Reconcile, SessionRevoke
 from bus.messages.parts import LeaseRef
-from head.put_back import JUMP, SETTING
+from head.put_back import JUMP, SETTING, boot_above_copy
 from head.rows import FINISHED, SENT, PutFinish, PutSetting, StoredAnswer, StoredState
 from tests.harness.head_bench import ADMITTED_ANSWER, CLIENT, Bench
 
@@ -92,3 +92,13 @@ def test_a_node_that_holds_what_is_unknown_is_told_to_drop_it() -> None:
     assert bench.core.boot == 1 + JUMP
     request = bench.ask()
     assert request.epoch > (9 << 32) + 4
+
+
+def test_one_copy_put_back_twice_gives_no_number_twice() -> None:
+    first = boot_above_copy(5, 1_800_000_000.0)
+    # It was started each second of an hour; then the same copy, and nothing else, is put back.
+    assert boot_above_copy(5, 1_800_000_000.0 + 3600.0) >= first + 3600
+    # A clock that is set back, or ahead, breaks nothing.
+    assert boot_above_copy(5, 0.0) == 5 + JUMP
+    assert boot_above_copy(5, 1e12) == 2**30
+    assert boot_above_copy(2**30, 1e12) == 2**30 + JUMP

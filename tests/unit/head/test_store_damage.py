@@ -89,7 +89,7 @@ def test_a_log_that_may_have_been_lost_makes_the_store_an_older_one(folder: Path
     assert not log.exists()
     store, state = Store.open(folder)
     store.close()
-    assert state.boot == 2 + JUMP
+    assert state.boot >= 2 + JUMP
     assert all(PutBack(state.settings).is_of_copy(kept.answer) for kept in state.answers)
     assert not PutBack(state.settings).is_of_copy((state.boot << 32) + 1)
 
@@ -232,7 +232,7 @@ def test_a_copy_put_there_by_hand_is_known_for_one(folder: Path, tmp_path: Path)
     shutil.copy(tmp_path / "copy.db", folder / FILE)
     store, state = Store.open(folder)
     store.close()
-    assert state.boot == 2 + JUMP
+    assert state.boot >= 2 + JUMP
     assert boot_of((state.boot << 32) + 1) == state.boot
     assert PutBack(state.settings).is_of_copy(state.answers[0].answer)
     store, again = Store.open(folder)
@@ -285,5 +285,5 @@ def test_a_head_that_is_killed_as_it_starts_leaves_a_store_that_can_be_started(
         boot += 1
     store, state = Store.open(folder)
     store.close()
-    assert state.boot == boot + 1
+    assert state.boot == boot + 1 if first == "new" else state.boot > boot
     assert len(state.answers) == (0 if first == "new" else 3)
