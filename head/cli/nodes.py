@@ -36,6 +36,8 @@ _KEY_REASONS = {
 LIVE = frozenset({"up", "draining", "drained"})
 #: How soon an approved node comes by itself, with something to spare.
 _LINKS_WITHIN_S = 15.0
+#: Nodes are back so soon after a start of the head, also those that wait between two attempts.
+_BACK_WITHIN_S = 60.0
 _JUST_APPROVED = "approved; it links by itself within 10 s"
 
 Command = Callable[[str], str]
@@ -69,6 +71,7 @@ def problems(status: Mapping[str, Any], command: Command = "sfctl {}".format) ->
         for node in nodes
         if node.get("state") == "down"
     ]
+    found += _not_back(status, command)
     found += [
         f"the node at {dialed['address']}, of [fleet] nodes, is not linked: {dialed['reason']}"
         for dialed in status.get("dialed", [])
@@ -91,6 +94,20 @@ def problems(status: Mapping[str, Any], command: Command = "sfctl {}".format) ->
         found.append(f"there is no model; get one with: {command('model import smollm2')}")
     found += [model_problem(model, command) for model in models if not model["ready"]]
     return found
+
+
+def _not_back(status: Mapping[str, Any], command: Command) -> list[str]:
+    """Nodes that were in the fleet before the head was started, and have not come since."""
+    if status.get("head", {}).get("uptime_s", 0.0) < _BACK_WITHIN_S:
+        return []
+    here = {node["identity"] for node in status.get("nodes", [])}
+    return [
+        f"node {key['identity']} ({key['host'] or 'host unknown'}) has not linked since the head "
+        "was started; see its agent's log for why, or if it is gone for good: "
+        f"{command('node forget')} {quote(key['identity'])}"
+        for key in _keys(status)
+        if key["state"] == "enrolled" and key["identity"] not in here
+    ]
 
 
 def model_problem(model: Mapping[str, Any], command: Command) -> str:

@@ -71,6 +71,15 @@ def test_a_node_that_waits_for_approval_is_one() -> None:
     assert waits.endswith("sfctl node approve new")
 
 
+def test_a_node_that_did_not_come_back_after_a_start_of_the_head_is_one() -> None:
+    report = {**_report(_node("n1")), "enrolment": {"keys": KEYS[1:]}, "head": {"uptime_s": 59.0}}
+    assert problems(report) == []
+    report["head"] = {"uptime_s": 61.0}
+    (gone,) = problems(report)
+    assert gone.startswith("node off (host unknown) has not linked since the head was started;")
+    assert gone.endswith("sfctl node forget off")
+
+
 def test_the_list_shows_who_waits_who_never_came_and_who_was_revoked() -> None:
     report = {"nodes": [_node("n1"), _node("out", "left")], "enrolment": {"keys": KEYS}}
     shown = {node["identity"]: (node["state"], node["reason"]) for node in with_keys(report, 100.0)}
