@@ -101,15 +101,18 @@ def local_names(state: StateFolder) -> dict[str, str]:
     return {status.identity: name for name, status in told if status is not None}
 
 
-def lasting_fault(name: str, status: AgentStatus, own_head: str | None) -> SuperfluidError | None:
-    """What keeps an agent from serving and will not pass by waiting.
+def lasting_fault(
+    plan: AgentPlan, status: AgentStatus, own_head: str | None
+) -> SuperfluidError | None:
+    """What keeps an agent from serving its usable models and will not pass by waiting.
 
     Args:
-        name: the agent's.
+        plan: the agent's.
         status: what it tells.
         own_head: where the head of its state folder takes joins now; None when it has another.
     """
-    for model in status.models:
+    name = plan.name
+    for model in served(plan, status):
         if model.phase != "ready" and (model.code or model.failures >= _TRIES):
             cls = ERROR_TABLE.get(model.code, StartError)
             return cls(f"{name} can not serve {model.name}: {model.problem}")

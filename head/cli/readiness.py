@@ -75,7 +75,7 @@ class Readiness:
         own_head = self._own_head()
         for plan in self.agents:
             if status := told.get(plan.name):
-                fault = lasting_fault(plan.name, status, None if plan.head else own_head)
+                fault = lasting_fault(plan, status, None if plan.head else own_head)
                 if fault is not None:
                     raise fault
         lacking = (not_ready(plan, told.get(plan.name)) for plan in self.agents)

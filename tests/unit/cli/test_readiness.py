@@ -73,6 +73,12 @@ def test_what_an_agent_lacks_is_named(
     assert wanted.missing_at_agents(told) == says
 
 
+def test_a_model_that_was_unusable_before_the_start_is_not_waited_for(wanted: Readiness) -> None:
+    damaged = AgentModel(name="bad", phase="failed", code="model_incomplete", failures=9)
+    second = dataclasses.replace(_status("h-b"), models=(damaged, TOY))
+    assert wanted.missing_at_agents({"node-1": _status(), "node-2": second}) == ""
+
+
 @pytest.mark.parametrize(
     ("report", "says"),
     [
