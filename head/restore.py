@@ -28,6 +28,7 @@ def answer_from(stored: StoredAnswer, book: AnswerBook, now: float) -> Answer:
     sampling = from_map(SamplingParams, options["sampling"])
     if len(stored.logprobs) != sampling.record_bytes * count_ids(stored.tokens):
         raise ValueError("it has not as many log-probabilities as tokens")
+    made = count_ids(stored.tokens) > stored.first_offset
     answer = Answer(
         id=stored.answer,
         session=stored.session,
@@ -55,11 +56,12 @@ def answer_from(stored: StoredAnswer, book: AnswerBook, now: float) -> Answer:
         stage=ENDED if finished else PREPARING,
         finish=stored.finish,
         error=error,
-        numerics=stored.numerics,
+        # What computed its last token is known when its latest generation did.
+        numerics=stored.numerics if made or not stored.tokens else "",
         prompt_tokens=stored.prompt_tokens or count_ids(stored.prompt),
         cached_tokens=stored.cached_tokens,
         replayed_tokens=stored.replayed_tokens,
-        is_replaying=stored.replays and count_ids(stored.tokens) == stored.first_offset,
+        is_replaying=stored.replays and not made,
         suspicion=Suspicion.decode(stored.suspicion),
         node=stored.node or NodeIdentity(""),
         placed_s=NOT_KNOWN_S if stored.node else 0.0,

@@ -29,6 +29,8 @@ ACK_EVERY_EVENTS = 256
 #: A node pauses for readers who take nothing for so long; then it makes what was asked for, and its
 #: lane is free for others.
 HOLD_LIMIT_S = 300.0
+#: Ends that a model comes to by itself, for which its whole context was computed.
+ENDS_BY_MODEL = frozenset({"eos", "stop"})
 
 
 class TokenIntake:
@@ -145,15 +147,18 @@ class TokenIntake:
     @staticmethod
     def _count(answer: Answer, placed: Placed, receipt: Receipt) -> None:
         """Count what its node computed and found before the first token of a generation."""
-        if receipt.first_seq == 0 and receipt.ids and answer.is_replaying:
-            context = answer.prompt_tokens + placed.first_offset
-            answer.replayed_tokens += max(context - receipt.cached, 0)
-            answer.is_replaying = False
+        finish = receipt.finish
+        if receipt.first_seq == 0 and answer.is_replaying:
+            # What ran out of time, or failed, before its first token may have computed nothing.
+            if receipt.ids or (finish is not None and finish.reason in ENDS_BY_MODEL):
+                context = answer.prompt_tokens + placed.first_offset
+                answer.replayed_tokens += max(context - receipt.cached, 0)
+                answer.is_replaying = False
         elif receipt.first_seq == 0 and receipt.cached:
             answer.cached_tokens = min(receipt.cached, answer.prompt_tokens)
-        elif receipt.finish is not None and not placed.first_offset and not answer.cached_tokens:
+        elif finish is not None and not placed.first_offset and not answer.cached_tokens:
             # A node of an older version says it at the end only.
-            cached = receipt.finish.usage.cached_tokens
+            cached = finish.usage.cached_tokens
             answer.cached_tokens = min(cached, answer.prompt_tokens)
 
     def _fault(self, answer: Answer, run: TokenRun, receipt: Receipt) -> str | None:

@@ -63,6 +63,30 @@ def test_what_the_next_node_had_in_its_cache_is_not_counted(bench: Bench) -> Non
     assert usage(bench)["cached"] == 0
 
 
+def test_a_replay_that_ends_at_once_is_counted_and_leaves_what_was_cached(bench: Bench) -> None:
+    request = bench.ask(max_new=10)
+    bench.hear(1, run(request, 0, 65, 66, cached=1))
+    bench.node(2, "n2")
+    bench.hear(1, lost(request))
+    usage_there = Usage(prompt_tokens=2, cached_tokens=2, completion_tokens=0)
+    finish = Finish(reason="eos", usage=usage_there)
+    (ended,) = run(bench.last(GenerateReq), 0, cached=2).runs
+    bench.hear(2, TokenEvents(runs=(replace(ended, finish=finish),)))
+    # Of four tokens the second node had two, and found that the answer ends there.
+    assert usage(bench) == {"prompt": 2, "cached": 1, "completion": 2, "replayed": 2}
+
+
+def test_a_replay_whose_time_is_over_before_it_began_counts_for_nothing(bench: Bench) -> None:
+    request = bench.ask(max_new=10)
+    bench.hear(1, run(request, 0, 65, 66, cached=1))
+    bench.node(2, "n2")
+    bench.hear(1, lost(request))
+    finish = Finish(reason="expired", usage=Usage())
+    (ended,) = run(bench.last(GenerateReq), 0).runs
+    bench.hear(2, TokenEvents(runs=(replace(ended, finish=finish),)))
+    assert usage(bench) == {"prompt": 2, "cached": 1, "completion": 2, "replayed": 0}
+
+
 def test_moves_add_up_and_one_that_fails_before_its_first_token_counts_for_nothing(
     bench: Bench,
 ) -> None:
