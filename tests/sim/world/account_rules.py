@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: How long past a budget its node's own `expired` is waited for.
 EXPIRED_GRACE_S = 4.0
+#: How long a head that has begun lets nodes join before it looks at what waits.
+RESTART_S = 5.0
 
 
 class AccountRules:
@@ -33,7 +35,7 @@ class AccountRules:
     ) -> None:
         self._record = record
         self._requests = requests
-        self._budgets = BudgetRules(record, EXPIRED_GRACE_S)
+        self._budgets = BudgetRules(record, EXPIRED_GRACE_S, RESTART_S)
         self._usage = UsageRules(record)
         self._moves = MoveRules(record, lambda name: world.node(name).numerics)
         self._drains = DrainRules(record, serves)

@@ -39,11 +39,14 @@ class Used:
 
 
 class BudgetRules:
-    """Args: the record, and how long after a budget its node's own `expired` is waited for."""
+    """Args: the record, how long after a budget its node's own `expired` is waited for, and how
+    long a head that has begun lets nodes join before it looks at what waits.
+    """
 
-    def __init__(self, record: Record, grace_s: float) -> None:
+    def __init__(self, record: Record, grace_s: float, restart_s: float) -> None:
         self._record = record
         self._grace_s = grace_s
+        self._restart_s = restart_s
         #: By answer, of this life of the head and as of the latest durable row that says it.
         self._used: dict[int, Used] = {}
         self._kept: dict[int, Used] = {}
@@ -159,7 +162,10 @@ class BudgetRules:
             if plan is None or number in self._ending:
                 continue
             used_s = known.at(now).least_s * (1 - DRIFT)
-            if used_s > plan.wall_ms / 1000 + self._grace_s + ACT_S:
+            # One that was never placed has no node whose word is waited for.
+            waits = not answer.runs and now - acting_since > self._restart_s + ACT_S
+            grace_s = 0.0 if waits else self._grace_s
+            if used_s > plan.wall_ms / 1000 + grace_s + ACT_S:
                 raise Violation(
                     f"{plan.name} goes on {used_s:.1f} s after it began; its budget is "
                     f"{plan.wall_ms} ms"

@@ -9,7 +9,7 @@ from tests.harness.memory_worker import LANES
 from tests.sim.world.record import Answer, NodeFacts, Record, Violation
 
 #: A head looks again each second, and knows of a node what it said some seconds ago.
-MOVES_S = 5.0
+MOVES_S = 3.0
 
 
 class DrainRules:

@@ -176,7 +176,18 @@ DRIPS = Profile(
     fault_every_s=(30.0,),
     faulty_s=(8.0, 14.0),
 )
-BY_NAME = {profile.name: profile for profile in (*PROFILES, DRIPS)}
+#: One node after the other is drained for long, and little else happens. Not drawn.
+ROLLING = Profile(
+    name="rolling",
+    nodes=(3, 4),
+    calls=(5, 8),
+    tokens=(40, 90),
+    bursts=(1,),
+    step_s=(0.2,),
+    faults={"drain": 1},
+    fault_every_s=(5.0,),
+)
+BY_NAME = {profile.name: profile for profile in (*PROFILES, DRIPS, ROLLING)}
 
 
 def choose(seed: int, name: str | None = None) -> Profile:
