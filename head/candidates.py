@@ -64,6 +64,14 @@ def room(model: ModelView, now: float, *, lost_node: bool = False) -> int:
     return lanes + LANES_AHEAD if lanes else 0
 
 
+def has_lane(node: NodeView, qos: int) -> bool:
+    """Whether a node could begin with a request of a class at once, or by a lower class's lane."""
+    model = node.serving
+    return model is not None and (
+        model.in_flight < model.lanes_total or model.rivals(qos) < model.lanes_total
+    )
+
+
 def objection(node: NodeView, request: PlacementRequest, now: float) -> str:
     """Why a node is no candidate, in words; empty for one that is."""
     found, model = standing(node, request, now), node.serving

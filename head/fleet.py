@@ -10,7 +10,7 @@ from bus.ids import GenerationId, ModelName, NodeIdentity, WorkerIncarnation
 from bus.messages.link import Heartbeat, NodeConfirm, NodeStatus
 from bus.messages.parts import HostStatus, ModelStatus
 from bus.qos import LOWEST_CLASS
-from head.candidates import room
+from head.candidates import has_lane, room
 from head.effects import LinkKey
 from head.fleet_node import Claim, Node
 from head.snapshot import NOTHING, FleetSnapshot, NodeView
@@ -196,10 +196,13 @@ class Fleet:
         """Whether any node that serves the model may take one more request of a class."""
         return any(_has_room(node.view(model), qos, now) for node in self.nodes)
 
-    def has_room_on(self, identity: NodeIdentity, model: ModelName, qos: int, now: float) -> bool:
-        """Whether this node may."""
+    def has_lane_on(self, identity: NodeIdentity, model: ModelName, qos: int) -> bool:
+        """Whether this node could begin at once with one more request of a class."""
         node = self._nodes.get(identity)
-        return node is not None and _has_room(node.view(model), qos, now)
+        if node is None:
+            return False
+        view = node.view(model)
+        return not view.draining and has_lane(view, qos)
 
     def snapshot(
         self,

@@ -27,7 +27,15 @@ from bus.errors import (
 )
 from bus.ids import NodeIdentity
 from bus.qos import LOWEST_CLASS
-from head.candidates import LANES_AHEAD, Standing, by_standing, lacking, objection, standing
+from head.candidates import (
+    LANES_AHEAD,
+    Standing,
+    by_standing,
+    has_lane,
+    lacking,
+    objection,
+    standing,
+)
 from head.policies import (
     DEFAULT_OPTIONS,
     DEFAULT_POLICY,
@@ -105,7 +113,7 @@ class Placement:
                 f"is left alone for {self.wait_s:.1f} s at most: {self.waits_for} holds {held} of "
                 f"the prompt's {request.prompt_tokens} tokens and should be free before"
             )
-        if (self.waits_for or _has_waited(request)) and not _has_lane(node, request):
+        if (self.waits_for or _has_waited(request)) and not has_lane(node, request.qos):
             model = model_of(node)
             return f"has no free lane: {model.in_flight} generations on {model.lanes_total} lanes"
         return self.policy.behind(best, node, self.case)
@@ -186,12 +194,12 @@ def _instead_of_waiting(
 
     When none could, `best` and the full ones: a place in its line is all that there is to have.
     """
-    if _has_lane(best, case.request):
+    if has_lane(best, case.request.qos):
         return best, full
-    could = [node for node in open_now if _has_lane(node, case.request)]
+    could = [node for node in open_now if has_lane(node, case.request.qos)]
     if not could:
         return best, full
-    could_not = [node for node in open_now if not _has_lane(node, case.request)]
+    could_not = [node for node in open_now if not has_lane(node, case.request.qos)]
     return policy.choose(could, case), [*full, *could_not]
 
 
@@ -200,36 +208,30 @@ def _has_waited(request: PlacementRequest) -> bool:
     return 0.0 < request.passed_s < math.inf
 
 
-def _has_lane(node: NodeView, request: PlacementRequest) -> bool:
-    """Whether a candidate has a lane for the request now, if need be another's."""
-    model = node.serving
-    return model is not None and (
-        model.in_flight < model.lanes_total or model.rivals(request.qos) < model.lanes_total
-    )
-
-
 def _worth_waiting_for(
     best: NodeView, taken: Sequence[NodeView], case: Case
 ) -> tuple[NodeIdentity | None, float]:
     """A node without a free lane that should be through before `best`, and how long to wait for it.
 
     Its turn comes after those that wait for it already, at the rate at which its lanes end. The
-    wait is as long at most as `best` would take longer to compute the prompt.
+    wait is as long at most as the request would take longer on `best`.
     """
     request, options = case.request, case.options
     cached = request.cached.get(best.identity, 0)
     prefill = model_of(best).prefill_rate or case.missing.prefill
     before = case.snapshot.prefilling.get(best.identity, 0)
+    there_ms = before * 1000.0 / prefill + _alone_ms(best, cached, case)
     soonest_ms = estimate_ms(best, case)
     found: tuple[NodeIdentity | None, float] = (None, 0.0)
     for node in taken:
         held = request.cached.get(node.identity, 0)
-        longer_s = (held - cached + before) / prefill
+        alone_ms = _alone_ms(node, held, case)
+        longer_s = (there_ms - alone_ms) / 1000.0
         limit_s = min(longer_s, options.affinity_limit_s) - request.passed_s
         if not held or limit_s <= 0:
             continue
         turn_ms = _turn_ms(node, case)
-        through_ms = turn_ms + _alone_ms(node, held, case)
+        through_ms = turn_ms + alone_ms
         if turn_ms <= limit_s * 1000.0 and through_ms < soonest_ms:
             soonest_ms, found = through_ms, (node.identity, limit_s)
     return found

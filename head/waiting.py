@@ -274,11 +274,15 @@ class WaitingLine:
         self._book.end(answer, "error", now, self._no_place(answer, placement, now))
 
     def _still_prefers(self, answer: Answer, now: float) -> NodeIdentity | None:
-        """The full node that an answer goes on to wait for; None when it is to be placed anew."""
+        """The node that an answer goes on to wait for; None when it is to be placed anew.
+
+        That is when any node that holds its prefix has a free lane, or it has waited long enough.
+        """
         wanted = self._affinity.preference(answer.id)
         if wanted is None or now >= wanted.until_s:
             return None
-        if self._fleet.has_room_on(wanted.node, answer.model, answer.qos, now):
+        holders = {wanted.node, *self._affinity.cached(answer)}
+        if any(self._fleet.has_lane_on(node, answer.model, answer.qos) for node in holders):
             return None
         self.recheck(answer.model, wanted.until_s)
         return wanted.node

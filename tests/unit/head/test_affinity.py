@@ -133,6 +133,27 @@ def test_of_several_that_hold_a_prefix_the_first_with_a_free_lane_gets_who_waits
     assert bench.where(4) == "b"
 
 
+def test_who_waits_for_a_node_gets_another_that_holds_the_prefix_and_is_free_before() -> None:
+    bench = PlacingBench()
+    for link, name in ((1, "a"), (2, "b")):
+        bench.join(link, name)
+    bench.join(3, "c", prefill=10.0, decode=10.0)
+    assert sorted(bench.request(*PROMPT) for _ in range(2)) == ["a", "b"]
+    bench.begin(0)
+    bench.begin(1)
+    assert sorted(bench.request(*PROMPT) for _ in range(2)) == ["a", "b"]
+    assert bench.request(*PROMPT) == ""
+    waits_for = explain(bench, tokens=[*[id for id in PROMPT for _ in range(64)], 1])["waits_for"]
+    # Two others fill the lines of both, rather than to begin on c, which takes 16 s.
+    assert sorted((bench.request(70), bench.request(71))) == ["a", "b"]
+    other = "b" if waits_for == "a" else "a"
+    there = [number for number in range(6) if bench.where(number) == other]
+    bench.end(there[0])
+    assert bench.where(6) == "", "the first of its lanes is for the one in line there"
+    bench.end(there[1])
+    assert bench.where(6) == other
+
+
 def test_each_of_several_waits_for_a_prefix_ends_at_its_own_time() -> None:
     bench = warm_and_full(prefill=200.0)
     assert bench.request(*PROMPT) == ""
