@@ -158,8 +158,7 @@ def hot_prefix_ratio(scale: Scale) -> dict[str, float]:
 
     Its requests come at three times the rate that the fastest node serves with the prefix saved;
     plain requests fill the fleet up to `LOAD`. Of all requests, and of the run's second half, of
-    that also for the time to the end. Load-aware goes by the end: where speeds differ it has a few
-    wait for a fast node, hot prefix or not (`first_token_p99_over_least_loaded` has none).
+    that also for the time to the end: by then the prefix is on many nodes under either policy.
     """
     of_hot = of_one_prefix()
     hot, other = capacity(of_hot), capacity(plain)
