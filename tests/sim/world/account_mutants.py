@@ -54,7 +54,7 @@ ACCOUNTS = (
         target="head.waiting:WaitingLine._expire",
         find="for entry in queue.expired(now):",
         replace="for entry in ():",
-        profiles=("crowd", "crashy", "loading"),
+        profiles=("queues",),
     ),
     Mutant(
         name="replayed_counts_wrong",
@@ -132,23 +132,5 @@ ACCOUNTS = (
         find="if placement.node is not None:",
         replace="if False:",
         profiles=("rolling",),
-    ),
-    Mutant(
-        name="drain_looks_once",
-        target="head.drains:Drains.look",
-        find="if self._stays:",
-        replace="if False:",
-        also=(
-            ("head.drains:Drains.lane_freed", "if self._stays:", "if False:"),
-            ("head.drains:Drains.link_up", "node.draining or self._stays", "False"),
-        ),
-        profiles=("rolling",),
-    ),
-    Mutant(
-        name="exact_of_the_node_that_made_nothing",
-        target="head.restore:answer_from",
-        find='stored.numerics if made or not stored.tokens else ""',
-        replace="stored.numerics",
-        profiles=("everything", "drains", "crowd"),
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.sim.world.death_mutants import DEATHS
+from tests.sim.world.account_mutants import ACCOUNTS
 from tests.sim.world.mutation import Mutant
 from tests.sim.world.park_mutants import PARKS
 
@@ -406,4 +407,4 @@ DRAINS = (
     ),
 )
 
-MUTANTS = LINKS + COMMITS + EPOCHS + EVENTS + SESSIONS + DEATHS + MODELS + DRAINS + PARKS
+MUTANTS = LINKS + COMMITS + EPOCHS + EVENTS + SESSIONS + DEATHS + MODELS + DRAINS + PARKS + ACCOUNTS

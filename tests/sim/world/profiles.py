@@ -187,7 +187,19 @@ ROLLING = Profile(
     faults={"drain": 1},
     fault_every_s=(5.0,),
 )
-BY_NAME = {profile.name: profile for profile in (*PROFILES, DRIPS, ROLLING)}
+#: Few nodes, which are drained too, for calls that take long and have little time. Not drawn.
+QUEUES = Profile(
+    name="queues",
+    nodes=(1, 2),
+    calls=(9, 14),
+    tokens=(40, 90),
+    bursts=(1, 2),
+    keyed=0.8,
+    budgeted=0.4,
+    faults={"drain": 1},
+    fault_every_s=(5.0,),
+)
+BY_NAME = {profile.name: profile for profile in (*PROFILES, DRIPS, ROLLING, QUEUES)}
 
 
 def choose(seed: int, name: str | None = None) -> Profile:

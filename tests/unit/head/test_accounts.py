@@ -8,6 +8,7 @@ import pytest
 
 from bus.context import context_digest
 from bus.ids import NodeIdentity, WorkerIncarnation, pack_ids
+from bus.messages.api import MARK, encode_body
 from bus.messages.link import Declined, GenerateReq, ReconcileAck, TokenEvents
 from bus.messages.parts import Finish, HeldView, LeaseRef, Usage
 from head.accounts import keep_account
@@ -15,7 +16,7 @@ from head.core import CorePolicy, HeadCore
 from head.effects import Persist
 from head.rows import PutAccount, PutFinish
 from head.suspects import Death
-from tests.harness.head_bench import TOY, Bench, lost, run
+from tests.harness.head_bench import CLIENT, TOY, Bench, lost, run
 from tests.harness.memory_disk import Disk
 
 
@@ -188,6 +189,21 @@ def test_moved_says_exact_of_what_asked_for_it_and_goes_to_equal_numerics(
     bench.node(2, "n2", numerics=numerics)
     bench.hear(1, lost(request))
     assert [event["exact"] for event in bench.events("moved")] == [said]
+
+
+def test_after_a_restart_exact_is_said_of_what_made_the_last_token(bench: Bench) -> None:
+    """Not of the node that the head placed it on last, which had made none."""
+    request = bench.ask(max_new=10, exact=True, key="k")
+    bench.hear(1, run(request, 0, 65))
+    bench.node(2, "n2", numerics="other")
+    bench.hear(1, lost(request))
+    after = restarted(bench)
+    attach = {"op": "attach", "id": b"again", "key": "k"}
+    after.core.client_request(CLIENT, [MARK, encode_body(attach)], after.now)
+    after.settle()
+    after.node(1, "n3", numerics="other")
+    after.wait(5.1)
+    assert [event["exact"] for event in after.events("moved")] == [False]
 
 
 # --- the wall budget ------------------------------------------------------------------------------
