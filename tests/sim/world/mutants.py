@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.sim.world.death_mutants import DEATHS
 from tests.sim.world.account_mutants import ACCOUNTS
+from tests.sim.world.death_mutants import DEATHS
 from tests.sim.world.mutation import Mutant
 from tests.sim.world.park_mutants import PARKS
 
