@@ -107,6 +107,11 @@ class Placement:
         why = objection(node, request, self.case.snapshot.now_s)
         if why or best is None:
             return why
+        if _cuts(node, request) and not _cuts(best, request):
+            return (
+                f"would cut the answer at its window of {model_of(node).window_tokens} tokens; "
+                f"{request.prompt_tokens} and up to {request.expected_tokens} are wanted"
+            )
         if node is best:
             held = request.cached.get(self.waits_for or NodeIdentity(""), 0)
             return (
@@ -137,6 +142,7 @@ def place(
         )
     chosen = POLICIES[policy]
     open_now, full, seen = by_standing(snapshot, request)
+    open_now = _whole(open_now, request)
     case = Case(snapshot, request, options, _missing_rates([*open_now, *full], options))
     if not open_now:
         fails = None if full else _failure(snapshot, request, seen)
@@ -155,6 +161,21 @@ def place(
             )
         best = open_to if _has_waited(request) else best
     return Placement(case=case, policy=chosen, node=best.identity)
+
+
+def _whole(open_now: list[NodeView], request: PlacementRequest) -> list[NodeView]:
+    """Without the nodes that would cut the answer, when another one holds it whole.
+
+    None is waited for: few answers become as long as they may.
+    """
+    whole = [node for node in open_now if not _cuts(node, request)]
+    return whole or open_now
+
+
+def _cuts(node: NodeView, request: PlacementRequest) -> bool:
+    """Whether the answer may become longer than the node's window; 0 is not known."""
+    window = model_of(node).window_tokens
+    return 0 < window < request.prompt_tokens + request.expected_tokens
 
 
 def _missing_rates(nodes: Sequence[NodeView], options: PlacementOptions) -> Rates:

@@ -16,7 +16,7 @@ from tests.harness.placing_bench import PlacingBench
 @pytest.fixture
 def bench() -> PlacingBench:
     made = PlacingBench()
-    made.join(1, "fast", prefill=2000.0, decode=400.0, window=100)
+    made.join(1, "fast", prefill=2000.0, decode=400.0, window=200)
     made.join(2, "slow")
     return made
 
@@ -44,9 +44,14 @@ def test_it_names_every_node_with_its_estimate_and_reason(bench: PlacingBench) -
 
 
 def test_it_tells_of_windows_and_of_what_would_be_refused(bench: PlacingBench) -> None:
-    found = bench.operation("explain", model=TOY, prompt_tokens=101)
+    found = bench.operation("explain", model=TOY, prompt_tokens=201)
     assert found["node"] == "slow"
-    assert reasons(found)["fast"] == "its window of 100 tokens does not hold the prompt's 101"
+    assert reasons(found)["fast"] == "its window of 200 tokens does not hold the prompt's 201"
+    found = bench.operation("explain", model=TOY, prompt_tokens=100, max_new=101)
+    assert found["node"] == "slow"
+    assert reasons(found)["fast"] == (
+        "would cut the answer at its window of 200 tokens; 100 and up to 101 are wanted"
+    )
     found = bench.operation("explain", model=TOY, prompt_tokens=70_000)
     assert found["node"] is None
     assert found["error"]["code"] == "context_length_exceeded"

@@ -99,6 +99,22 @@ def test_windows(policy: str) -> None:
     assert place(policy, fleet(a=short, b=unknown), request(prompt=5000)).node == B
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_g6_no_answer_is_cut_while_a_node_holds_it_whole(policy: str) -> None:
+    short = replace(IDLE, window_tokens=512)
+    long = replace(IDLE, window_tokens=1024, in_flight=1, decode_rate=1.0)
+    asked = replace(request(prompt=400), expected_tokens=200)
+    placed = place(policy, fleet(a=short, b=long), asked)
+    assert placed.node == B
+    assert dict(placed.reasons) == {
+        A: "would cut the answer at its window of 512 tokens; 400 and up to 200 are wanted"
+    }
+    # A full one is not waited for, and where none holds it any may have it.
+    assert place(policy, fleet(a=short, b=replace(long, in_flight=20)), asked).node == A
+    longer = replace(asked, expected_tokens=5000)
+    assert place("load-aware", fleet(a=short, b=long), longer).node == A
+
+
 def test_a_stream_whose_only_long_node_failed_is_not_called_too_long() -> None:
     snapshot = fleet(a=replace(IDLE, window_tokens=512), b=IDLE)
     placed = load_aware(snapshot, request(prompt=1000, excluded=frozenset({B})))
