@@ -1,4 +1,4 @@
-"""Seeded bugs of budgets, usage figures, moved events and drains."""
+"""Seeded bugs of budgets, usage figures, moved events, drains and parked files."""
 
 from __future__ import annotations
 
@@ -132,5 +132,22 @@ ACCOUNTS = (
         find="if placement.node is not None:",
         replace="if False:",
         profiles=("rolling",),
+    ),
+    Mutant(
+        name="resumed_anywhere_but_with_its_file",
+        target="head.parking:_only",
+        find="view.identity == node",
+        replace="False",
+        also=(
+            ("head.parking:ParkingDesk.choose", "if session.file_on else {}", "if None else {}"),
+        ),
+        profiles=("parks",),
+    ),
+    Mutant(
+        name="parked_file_is_never_read",
+        target="head.parking:ParkingDesk.place",
+        find="if placed.link is None or not len(session.context) or not _keeps_files(node):",
+        replace="if True:",
+        profiles=("parks",),
     ),
 )

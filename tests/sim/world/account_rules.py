@@ -1,4 +1,4 @@
-"""The rules of budgets, usage, moves and drains, put together for the oracle."""
+"""The rules of budgets, usage, moves, drains and parked files, put together for the oracle."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from head.effects import Effects, Output, Persist, Reply
 from tests.sim.world.budget_rules import BudgetRules
 from tests.sim.world.drain_rules import DrainRules
 from tests.sim.world.move_rules import MoveRules
+from tests.sim.world.park_rules import ParkRules
 from tests.sim.world.record import NodeFacts, Plan, Record
 from tests.sim.world.usage_rules import UsageRules
 
@@ -39,6 +40,7 @@ class AccountRules:
         self._usage = UsageRules(record)
         self._moves = MoveRules(record, lambda name: world.node(name).numerics)
         self._drains = DrainRules(record, serves)
+        self._parks = ParkRules(record, serves, world.node)
         #: From when on the head is there and not stopped; inf while there is none.
         self.acting_since = math.inf
 
@@ -49,17 +51,21 @@ class AccountRules:
     def head_died(self) -> None:
         self.acting_since = math.inf
         self._moves.head_died()
+        self._parks.head_died()
 
     def effects(self, effects: Effects, now: float) -> None:
         self._budgets.effects(effects, now)
+        self._parks.effects(effects, now, self.acting_since)
 
     def committed(self, persist: Persist, now: float) -> None:
         self._budgets.committed(persist, now)
         self._usage.committed(persist)
+        self._parks.committed(persist)
 
     def released(self, output: Output, now: float) -> None:
         self._budgets.released(output)
         if isinstance(output, Reply):
+            self._parks.replied(output.body)
             plan = self._requests.get((output.client, output.body.get("id") or b""))
             if plan is not None:
                 self._moves.released(output.client, plan, output.body, now)
@@ -71,6 +77,7 @@ class AccountRules:
 
     def look(self, now: float) -> None:
         """At what should have come to pass by now."""
+        self._parks.look(now)
         if not self._record.head_paused and self.acting_since <= now:
             self._budgets.look(now, self.acting_since)
             self._drains.look(now, self.acting_since)
