@@ -16,7 +16,7 @@ from bus.ids import (
     pack_ids,
 )
 from bus.messages.api import MARK, encode_body
-from bus.messages.link import GenerateReq, Lost, NodeConfirm, TokenEvents
+from bus.messages.link import Declined, GenerateReq, Lost, NodeConfirm, NodeStatus, TokenEvents
 from bus.messages.parts import (
     Finish,
     LeaseRef,
@@ -190,3 +190,31 @@ def lost(request: GenerateReq, worker: int = 1) -> Lost:
         worker=WorkerIncarnation(worker),
         reason="killed by signal 9",
     )
+
+
+def declined(request: GenerateReq, code: str) -> Declined:
+    return Declined(
+        command=request.command,
+        session=request.session,
+        epoch=request.epoch,
+        generation=request.generation,
+        code=code,
+        message=f"{code}, it says",
+    )
+
+
+def respawned(worker: int) -> NodeStatus:
+    status = ModelStatus(
+        name=TOY,
+        phase="ready",
+        window_tokens=64,
+        lanes_total=2,
+        worker=WorkerIncarnation(worker),
+    )
+    return NodeStatus(models=(status,))
+
+
+def cancel(bench: Bench, about: bytes) -> None:
+    body = {"op": "cancel", "id": b"x" + about, "about": about}
+    bench.core.client_request(CLIENT, [MARK, encode_body(body)], bench.now)
+    bench.settle()
