@@ -150,4 +150,18 @@ ACCOUNTS = (
         replace="if True:",
         profiles=("parks",),
     ),
+    Mutant(
+        name="slow_readers_hold_nobody_back",
+        target="head.answers:Answer.is_held_back",
+        find="return self.pause_when_slow and",
+        replace="return False and",
+        profiles=("wide-window",),
+    ),
+    Mutant(
+        name="suspicion_is_lost_on_restart",
+        target="head.suspects:Suspicion.encode",
+        find="if not (",
+        replace="if True or not (",
+        profiles=("poison", "everything", "worker-killer"),
+    ),
 )

@@ -1,4 +1,4 @@
-"""The rules of budgets, usage, moves, drains and parked files, put together for the oracle."""
+"""Rules of budgets, usage, moves, drains, parked files and slow readers, for the oracle."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from bus.ids import GenerationId
 from bus.messages.worker import Submit
 from head.effects import Effects, Output, Persist, Reply
 from tests.sim.world.budget_rules import BudgetRules
 from tests.sim.world.drain_rules import DrainRules
 from tests.sim.world.move_rules import MoveRules
+from tests.sim.world.pace_rules import PaceRules
 from tests.sim.world.park_rules import ParkRules
 from tests.sim.world.record import NodeFacts, Plan, Record
 from tests.sim.world.usage_rules import UsageRules
@@ -39,6 +41,7 @@ class AccountRules:
         self._budgets = BudgetRules(record, EXPIRED_GRACE_S, RESTART_S)
         self._usage = UsageRules(record)
         self._moves = MoveRules(record, lambda name: world.node(name).numerics)
+        self._paces = PaceRules(record)
         self._drains = DrainRules(record, serves)
         self._parks = ParkRules(record, serves, world.node)
         #: From when on the head is there and not stopped; inf while there is none.
@@ -60,6 +63,7 @@ class AccountRules:
     def committed(self, persist: Persist, now: float) -> None:
         self._budgets.committed(persist, now)
         self._usage.committed(persist)
+        self._paces.committed(persist)
         self._parks.committed(persist)
 
     def released(self, output: Output, now: float) -> None:
@@ -70,10 +74,14 @@ class AccountRules:
             if plan is not None:
                 self._moves.released(output.client, plan, output.body, now)
                 self._usage.replied(plan, output.body)
+                self._paces.released(plan, output.body)
 
     def submitted(self, name: str, submit: Submit) -> None:
         self._budgets.submitted(name, submit)
         self._usage.submitted(submit)
+
+    def computed(self, generation: GenerationId, index: int) -> None:
+        self._paces.computed(generation, index)
 
     def look(self, now: float) -> None:
         """At what should have come to pass by now."""

@@ -5,6 +5,7 @@ A caller checks what it gets: every token once, in order, as durable, and none a
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tests.harness.memory_parts import MODEL
@@ -19,6 +20,9 @@ TOKEN_MASK = (1 << TOKEN_BITS) - 1
 RETRY_S = (0.1, 0.8)
 #: The end of a call that its caller can not find again.
 LOST = {"kind": "lost"}
+#: Credit of readers who take everything at once; others wait so long before they take more.
+ALWAYS_CREDIT = 4096
+STALLS_S = (0.0, 0.0, 0.0, 0.0, 0.5, 2.0, 5.0, 9.0)
 GONE_S = (0.05, 1.0, 4.0, 9.0)
 
 
@@ -43,7 +47,7 @@ class Caller:
         self._cancel = b""
         self._asked = False
         self._credit = plan.credit
-        self._heard = False
+        self._heard = self._is_granting = False
 
     @property
     def name(self) -> str:
@@ -84,7 +88,7 @@ class Caller:
             "seed": plan.seed,
             "credit": plan.credit,
             "on_disconnect": "keep" if plan.keep else "cancel",
-            "pause_when_slow": plan.credit < 4096,
+            "pause_when_slow": plan.credit < ALWAYS_CREDIT,
             "exact": plan.exact,
         }
         if plan.key is not None:
@@ -112,7 +116,7 @@ class Caller:
         callers = self._world.callers
         self._client, self._request = callers.connect(self), callers.request()
         self._credit = self.plan.credit
-        self._heard = False
+        self._heard = self._is_granting = False
         requests = self._world.oracle.store.requests
         requests[self._client, self._request] = self.plan
         self._world.fleet.to_head(self._client, {"id": self._request, **body})
@@ -209,12 +213,30 @@ class Caller:
             raise Violation(f"moved at {body['offset']}, above what is durable")
         if self._credit < 0:
             raise Violation(f"{self.plan.name} got events without credit")
-        if self._credit <= self.plan.credit // 2:
-            more = self.plan.credit - self._credit
-            self._credit += more
-            request = self._world.callers.request()
-            asked = {"op": "more", "id": request, "about": self._request, "credit": more}
-            self._world.fleet.to_head(self._client, asked)
+        if self._credit <= self.plan.credit // 2 and not self._is_granting:
+            self._is_granting = True
+            if stall_s := self._stall_s():
+                self._world.fleet.after(stall_s, partial(self._grant, self._request))
+            else:
+                self._grant(self._request)
+
+    def _stall_s(self) -> float:
+        """How long it waits before it takes more.
+
+        Nobody waits beside requests that kill workers: who is held back is not set apart of them.
+        """
+        is_slow = self.plan.credit < ALWAYS_CREDIT and not self._world.profile.poisoned
+        return STALLS_S[self.plan.seed % len(STALLS_S)] if is_slow else 0.0
+
+    def _grant(self, about: bytes) -> None:
+        if about != self._request or not self._client or self.closed:
+            return
+        self._is_granting = False
+        more = self.plan.credit - self._credit
+        self._credit += more
+        request = self._world.callers.request()
+        asked = {"op": "more", "id": request, "about": self._request, "credit": more}
+        self._world.fleet.to_head(self._client, asked)
 
     def _durable(self) -> int:
         answer = self.plan.answer

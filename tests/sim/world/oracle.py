@@ -179,6 +179,7 @@ class Oracle(Observer):
 
     def computed(self, node: NodeHost, generation: GenerationId, index: int, token: int) -> None:
         self.nodes.computed(node, generation, index, self._now)
+        self.accounts.computed(generation, index)
 
     def look_at_service(self) -> None:
         """Note since when some node can serve, or none."""
