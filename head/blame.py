@@ -41,19 +41,23 @@ class Blame:
         self._suspects = {one.id: one for one in found}
         return found
 
-    def died(self, worker: WorkerName, ran: Iterable[tuple[Answer, int]]) -> None:
+    def died(self, worker: WorkerName, ran: Iterable[tuple[Answer, int, bool]]) -> None:
         """A worker died.
 
         Args:
-            ran: the answers on it, with how many of their tokens came from it.
+            ran: the answers on it, with how many of their tokens came from it, and whether it may
+                have made more.
         """
-        there = list(ran)
-        blame((Suspect(answer.suspicion, tokens) for answer, tokens in there), worker)
+        found = list(ran)
+        there = [answer for answer, _, _ in found]
+        blame(
+            (Suspect(answer.suspicion, tokens, unseen) for answer, tokens, unseen in found), worker
+        )
         suspected = {one.id: one for one in self._suspected()}
-        self._suspects = suspected | {answer.id: answer for answer, _ in there}
+        self._suspects = suspected | {answer.id: answer for answer in there}
         everyone = [one.suspicion for one in self._suspected()]
-        judge((answer.suspicion for answer, _ in there), everyone)
-        for answer, _ in there:
+        judge((answer.suspicion for answer in there), everyone)
+        for answer in there:
             keep_account(answer, self._outbox)
 
     def excuse(self, answer: Answer, worker: WorkerName, now: float) -> None:

@@ -202,7 +202,11 @@ class Failover:
         self._judged[node, model] = worker
         self._fleet.worker_lost(node, model, worker, now)
         ran = [
-            (session.answer, len(session.answer.tokens) - placed.first_offset)
+            (
+                session.answer,
+                len(session.answer.tokens) - placed.first_offset,
+                placed.out_of_sight,
+            )
             for session, placed in self._sessions.on(node)
             if session.answer is not None
             and placed.protocol.is_generating
@@ -380,7 +384,7 @@ class Failover:
         self._outages[node] = self._outages.get(node, 0) + 1
         for session, placed in self._sessions.on(node):
             if placed.link == link:
-                placed.link = None
+                placed.link, placed.out_of_sight = None, True
                 lost.append((session.id, placed.protocol.epoch))
         why = f"the link to node {node} ended ({reason})"
         if left:

@@ -209,6 +209,7 @@ class Runs:
             protocol=HeadSession(stored.session, stored.epoch, self._numbers.commands.next),
             worker=WorkerIncarnation(stored.worker),
             first_offset=stored.first_offset,
+            out_of_sight=True,
         )
         session = self._generations.restore(answer, placed, stored.generation, now)
         self._failover.wait_for_node(session, placed, now + self._policy.adopt_s)

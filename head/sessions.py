@@ -40,6 +40,9 @@ class Placed:
     worker: WorkerIncarnation = WorkerIncarnation(0)
     numerics: str = ""
     first_offset: int = 0
+    #: Its node may have made tokens that nobody here saw: its link, or the head, was away since the
+    #: last that came.
+    out_of_sight: bool = False
 
     @property
     def on_worker(self) -> WorkerName:

@@ -22,10 +22,15 @@ from typing import Any
 
 import msgpack
 
+from bus.event_window import WINDOW_EVENTS
 from bus.ids import NodeIdentity, WorkerIncarnation
 
-#: So many tokens since its last placement clear a request of everything.
+#: So many tokens since its last placement clear a request of everything: it is past the place at
+#: which a worker died.
 CLEARED_AFTER_TOKENS = 16
+#: So many more where a worker may have made some that nobody saw before it died: all that a node
+#: keeps for a head that is away (bus/event_window.py).
+UNSEEN_TOKENS = WINDOW_EVENTS
 #: So many since then speak for it. Those of the last three steps may be lost with a worker, so that
 #: one that dies at the same place again may have made some of them before.
 SETTLED_AFTER_TOKENS = 4
@@ -47,6 +52,8 @@ class Death:
     settled: bool = False
     #: Another suspect of it has ended uncleared: it never becomes certain.
     unclear: bool = False
+    #: It may have made more tokens there than came.
+    unseen: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,8 +85,8 @@ class Suspicion:
             seen, set_apart, engine_errors = fields
         return cls(
             seen=[
-                Death((NodeIdentity(node), WorkerIncarnation(worker)), settled, unclear)
-                for node, worker, settled, unclear in seen
+                Death((NodeIdentity(node), WorkerIncarnation(worker)), *flags)
+                for node, worker, *flags in seen
             ],
             set_apart=set_apart,
             engine_errors=engine_errors,
@@ -89,7 +96,7 @@ class Suspicion:
         """What of it outlives the head; empty when it is suspected of nothing."""
         if not (self.seen or self.set_apart or self.engine_errors):
             return b""
-        seen = [(*death.worker, death.settled, death.unclear) for death in self.seen]
+        seen = [(*death.worker, death.settled, death.unclear, death.unseen) for death in self.seen]
         packed: bytes = msgpack.packb((seen, self.set_apart, self.engine_errors))
         return packed
 
@@ -113,7 +120,8 @@ class Suspicion:
 
     def progress(self, tokens: int) -> None:
         """`tokens` were committed since the last placement."""
-        if tokens >= CLEARED_AFTER_TOKENS:
+        unseen = any(death.unseen for death in self.seen)
+        if tokens >= CLEARED_AFTER_TOKENS + (UNSEEN_TOKENS if unseen else 0):
             self.clear()
 
     def clear(self) -> None:
@@ -130,10 +138,16 @@ class Suspicion:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """An answer on a worker that died, and how many of its tokens came from that worker."""
+    """An answer on a worker that died.
+
+    Attributes:
+        tokens: of it that came from that worker.
+        unseen: whether the worker may have made more.
+    """
 
     suspicion: Suspicion
     tokens: int
+    unseen: bool = False
 
 
 def blame(suspects: Iterable[Suspect], worker: WorkerName) -> None:
@@ -144,7 +158,7 @@ def blame(suspects: Iterable[Suspect], worker: WorkerName) -> None:
     new = [one for one in suspects if one.suspicion.of(worker) is None]
     for one in new:
         settled = one.tokens >= SETTLED_AFTER_TOKENS
-        one.suspicion.seen.append(Death(worker, settled))
+        one.suspicion.seen.append(Death(worker, settled, unseen=one.unseen))
     ranks = Counter(one.suspicion.rank for one in new)
     for one in new:
         if one.suspicion.deaths >= DEATHS or ranks[one.suspicion.rank] <= FEW:

@@ -130,3 +130,21 @@ def test_suspects_that_are_set_apart_run_one_after_the_other(bench: Bench) -> No
     bench.hear(1, run(bench.last(GenerateReq), 3, 68))
     bench.wait(0.1)
     assert len(bench.on(1, GenerateReq)) == 4
+
+
+def test_what_a_worker_made_while_its_link_was_down_is_unseen(bench: Bench) -> None:
+    request = bench.ask(b"a", max_new=40)
+    bench.hear(1, run(request, 0, 65))
+    (answer,) = bench.core.book
+    bench.down(1)
+    bench.node(2, "n1")
+    bench.hear(2, lost(request))
+    assert [death.unseen for death in answer.suspicion.seen] == [True]
+
+
+def test_what_came_over_the_link_before_a_death_was_seen(bench: Bench) -> None:
+    request = bench.ask(b"a", max_new=40)
+    bench.hear(1, run(request, 0, 65))
+    (answer,) = bench.core.book
+    bench.hear(1, lost(request))
+    assert [death.unseen for death in answer.suspicion.seen] == [False]

@@ -13,6 +13,7 @@ from head.suspects import (
     CLEARED_AFTER_TOKENS,
     FEW,
     SETTLED_AFTER_TOKENS,
+    UNSEEN_TOKENS,
     Death,
     Suspect,
     Suspicion,
@@ -152,6 +153,16 @@ def test_tokens_clear_it_of_everything() -> None:
     assert not suspicion.guilty
 
 
+def test_who_may_have_made_tokens_unseen_is_cleared_past_all_of_them() -> None:
+    """It killed its worker while the link was down, after more tokens than ever came."""
+    suspicion = Suspicion()
+    blame([Suspect(suspicion, 10, unseen=True)], WORKERS[1])
+    suspicion.progress(CLEARED_AFTER_TOKENS + UNSEEN_TOKENS - 1)
+    assert suspicion.deaths == 1
+    suspicion.progress(CLEARED_AFTER_TOKENS + UNSEEN_TOKENS)
+    assert suspicion == Suspicion()
+
+
 def test_death_that_one_left_uncleared_is_never_certain_of_another() -> None:
     case = Case(2)
     gone, other = case.all
@@ -208,6 +219,7 @@ def test_excuse_of_the_last_suspect_but_one_makes_the_death_certain() -> None:
 def test_it_is_stored_and_read() -> None:
     suspicion = Suspicion(engine_errors=1, set_apart=True)
     suspicion.seen = [Death(WORKERS[3], settled=True), Death(WORKERS[4], unclear=True)]
+    suspicion.seen.append(Death(WORKERS[5], unseen=True))
     assert Suspicion.decode(suspicion.encode()) == suspicion
     assert Suspicion().encode() == b""
     assert Suspicion.decode(b"") == Suspicion()
