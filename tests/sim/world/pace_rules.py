@@ -46,8 +46,10 @@ class PaceRules:
     def computed(self, generation: GenerationId, index: int) -> None:
         run = self._record.runs[generation]
         plan = run.answer.plan
-        if plan is None or plan.credit >= SMALL_CREDIT or plan.unread_since is not None:
+        if plan is None or plan.credit >= SMALL_CREDIT:
             return
+        if plan.unread_since is not None or plan.unread_s:
+            return  # Nobody was waited for meanwhile.
         served = self._served.get(plan.name)
         if served is None or not self._is_undisturbed(run):
             return
@@ -56,7 +58,11 @@ class PaceRules:
             raise Violation(f"{plan.name} is {ahead} tokens ahead of its only reader, who waits")
 
     def _is_undisturbed(self, run: Run) -> bool:
-        """Whether its node had one link for all of the run: a new one settles what is known."""
+        """Whether its node had one link for all of the run, and was not stopped meanwhile.
+
+        A new link settles what is known, and a worker goes on while its agent stands still.
+        """
         facts = self._record.node(run.row.node)
         is_linked = facts.linked_since is not None and facts.linked_since < run.at_s
-        return is_linked and self._record.head_started_s < run.at_s
+        has_run = facts.paused_since is None and facts.resumed_s < run.at_s
+        return is_linked and has_run and self._record.head_started_s < run.at_s
