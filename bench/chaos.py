@@ -134,7 +134,8 @@ def main() -> None:
     late = [key for key, most in MOST_S.items() if (found.get(key) or 0.0) > most]
     for key in late:
         _say(f"{key} is {found[key]}; it should be under {MOST_S[key]}")
-    sys.exit(not is_sound(found) or bool(found.get("orphans") or found.get("stale")))
+    unsound = "failed" in found and not is_sound(found)
+    sys.exit(unsound or bool(found.get("orphans") or found.get("stale")))
 
 
 def _folder(part: Part, option: Path | None) -> ModelFolder:
