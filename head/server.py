@@ -94,7 +94,7 @@ class HeadServer:
         stack.enter_context(state.lock("head"))
         loop = self._loop = stack.enter_context(Loop())
         reserve = Reserve(state.store, config.store.room_policy)
-        self._store, stored = Store.open(state.store, reserve=reserve)
+        self._store, stored = Store.open(state.store, reserve=reserve, wall_s=time.time())
         stack.callback(self._store.close)
         files = stack.enter_context(BlobFolder(state.path / "blobs", config.blobs.budget_bytes))
         now = clock.now()

@@ -108,12 +108,14 @@ class Store:
         boot_above: int = 0,
         migrations: Sequence[Migration] = MIGRATIONS,
         reserve: Reserve | None = None,
+        wall_s: float = 0.0,
     ) -> tuple[Self, StoredState]:
         """Open the store in `folder`, or make it, and raise the boot number.
 
         Args:
             boot_above: the new boot number will be above this (what nodes report).
             reserve: what is given up when the disk is full.
+            wall_s: seconds since 1970, for the boot number of a copy; 0 is not known.
 
         Raises:
             StoreCorrupt: it can not be read; nothing was changed.
@@ -136,7 +138,7 @@ class Store:
             # Before the boot number is raised: a file that can not be read is left as it is.
             state = _read(connection)
             if is_copy or (mark is not None and mark.is_older(file, state.head_id, state.boot)):
-                _adopt(connection)
+                _adopt(connection, wall_s)
             connection.execute("PRAGMA journal_mode = WAL")
             head_id, boot = _raise_boot(connection, boot_above)
             LogMark(head_id, boot, lineage(log_file(file))).write(file)
@@ -318,7 +320,7 @@ class Store:
                 self._settle(error=run_error(self.file, error))
 
 
-def _adopt(connection: sqlite3.Connection) -> None:
+def _adopt(connection: sqlite3.Connection, wall_s: float) -> None:
     """Commit that this store is of an earlier time, and go above all that was given out since.
 
     A copy has no log yet, so that this is in the file itself at once: as a copy with a log beside
@@ -326,7 +328,7 @@ def _adopt(connection: sqlite3.Connection) -> None:
     """
     connection.execute("BEGIN IMMEDIATE")
     (copied,) = connection.execute("SELECT boot FROM head").fetchone()
-    boot = boot_above_copy(copied, time.time())
+    boot = boot_above_copy(copied, wall_s)
     connection.execute("UPDATE head SET boot = ?", (boot,))
     write(connection, PutSetting(name=SETTING, value=str(boot)))
     connection.execute("PRAGMA user_version = 0")

@@ -98,7 +98,7 @@ def test_one_copy_put_back_twice_gives_no_number_twice() -> None:
     first = boot_above_copy(5, 1_800_000_000.0)
     # It was started each second of an hour; then the same copy, and nothing else, is put back.
     assert boot_above_copy(5, 1_800_000_000.0 + 3600.0) >= first + 3600
-    # A clock that is set back, or ahead, breaks nothing.
+    # A clock that is not known, set back, or ahead, breaks nothing.
     assert boot_above_copy(5, 0.0) == 5 + JUMP
     assert boot_above_copy(5, 1e12) == 2**30
     assert boot_above_copy(2**30, 1e12) == 2**30 + JUMP
