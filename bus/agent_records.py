@@ -201,18 +201,22 @@ class Generation:
         return self.token_run(*kept) if kept.ids or kept.finish is not None else None
 
     def submit(self, held: Held) -> worker.Submit:
-        """The request with the session's context, as the worker takes it."""
+        """The request with the session's context, as the worker takes it.
+
+        What was generated before goes by step again only where the same bits are asked for.
+        """
+        exact = self.request.exact
         return worker.Submit(
             generation=self.generation,
             context=held.context.slice(),
-            segments=held.context.segments,
+            segments=held.context.segments if exact else (),
             sampling=self.request.sampling,
             max_new_tokens=self.request.max_new_tokens,
             prompt_tokens=self.request.prompt_tokens,
             generated_tokens=self.request.generated_tokens,
             wall_ms=self.request.wall_ms,
             qos=held.qos,
-            exact=self.request.exact,
+            exact=exact,
         )
 
 

@@ -72,23 +72,27 @@ def test_qos_above_three_counts_as_three(node: Node) -> None:
     assert submit.submit.qos == 3
 
 
-def test_appends_extend_by_length_and_digest(node: Node) -> None:
+@pytest.mark.parametrize("exact", [False, True])
+def test_appends_extend_by_length_and_digest(node: Node, exact: bool) -> None:
     node.assign()
     assert node.append(PROMPT) == []
     stepped = pack_ids([8, 9])
     segments = (parts.Segment(tokens=2, by_step=True),)
     assert node.append(stepped, base=PROMPT, segments=segments) == []
-    (submit,) = node.give(node.request(prompt=3, generated_tokens=2))
+    (submit,) = node.give(node.request(prompt=3, generated_tokens=2, exact=exact))
+    # What was generated goes by step again only where the same bits are asked for.
+    whole = (parts.Segment(tokens=3), parts.Segment(tokens=2, by_step=True))
     assert submit == SubmitToWorker(
         model=MODEL,
         submit=worker.Submit(
             generation=GenerationId(100),
             context=pack_ids([5, 6, 7, 8, 9]),
-            segments=(parts.Segment(tokens=3), parts.Segment(tokens=2, by_step=True)),
+            segments=whole if exact else (),
             sampling=SamplingParams(temperature=0.0),
             max_new_tokens=10,
             prompt_tokens=3,
             generated_tokens=2,
+            exact=exact,
         ),
     )
 

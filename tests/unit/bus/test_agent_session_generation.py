@@ -137,7 +137,7 @@ def test_the_context_stays_what_the_head_appended(running: Node) -> None:
     assert isinstance(declined, link.Declined)
     steps = (parts.Segment(tokens=2, by_step=True),)
     assert running.append(pack_ids([11, 12]), base=PROMPT, segments=steps) == []
-    (submit,) = running.give(running.request(generation=102, prompt=5))
+    (submit,) = running.give(running.request(generation=102, prompt=5, exact=True))
     assert isinstance(submit, SubmitToWorker)
     assert submit.submit.segments == (parts.Segment(tokens=3), *steps)
 
