@@ -75,7 +75,7 @@ def test_l1_a_head_drops_the_silent_after_10_s_and_serves_all_others_meanwhile(
         stack.enter_context(agent_process(state, "--join", address))
         head.wait_for("link_up")
         client = stack.enter_context(superfluid.connect(f"ipc://{state}/run/api.sock"))
-        ask = partial(client.generate, "toy", "still here?", max_new=5)
+        ask = partial(client.generate, "toy", "still here?", max_new=5, ignore_eos=True)
         assert ask().result().finish == "length"
         started = clock.now()
         silent = [
