@@ -124,15 +124,15 @@ class ApiServer:
             if client not in self._table:
                 return False
             backlog = self._backlogs[client] = _Backlog()
+            # Soon, however long another one takes nothing.
+            self._retry_s = RETRY_S
+            self._retry_at = self._now() + RETRY_S
         size = sum(map(len, frames))
         full = len(backlog.messages) >= MAX_BACKLOG_MESSAGES
         if full or backlog.size_bytes + size > MAX_BACKLOG_BYTES:
             return False
         backlog.messages.append(list(frames))
         backlog.size_bytes += size
-        if self._retry_at is None:
-            self._retry_s = RETRY_S
-            self._retry_at = self._now() + self._retry_s
         return True
 
     def backlog(self, client: bytes) -> int:

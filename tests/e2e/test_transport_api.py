@@ -130,6 +130,34 @@ def test_a_slow_client_loses_nothing_and_holds_up_nobody(harness: Harness) -> No
         assert harness.server.next_timeout() is None
 
 
+def test_a_full_socket_is_tried_less_and_less_often_but_a_new_one_soon(harness: Harness) -> None:
+    server = harness.server
+
+    def fill(address: bytes) -> None:
+        while not server.backlog(address):
+            assert server.send(address, [b"SF1", bytes(100_000)])
+
+    with ApiSocket(server.address) as one, ApiSocket(server.address) as other:
+        for client in (one, other):
+            client.send([b"SF1", b"hello"])
+        harness.until(lambda: len(harness.received) == 2)
+        first, second = (address for address, _ in harness.received)
+        fill(first)
+        waits = []
+        for _ in range(12):
+            now = server.next_timeout()
+            assert now is not None
+            server.handle_timeout(now)
+            again = server.next_timeout()
+            assert again is not None
+            waits.append(again - now)
+        assert waits[-1] == pytest.approx(api_server.MAX_RETRY_S)
+        fill(second)
+        soon = server.next_timeout()
+        assert soon is not None
+        assert soon - clock.now() <= api_server.RETRY_S
+
+
 def test_the_backlog_of_a_client_that_reads_nothing_has_an_end(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
