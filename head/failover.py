@@ -115,7 +115,7 @@ class Failover:
             return
         if begun:
             answer.moved_from, answer.failure, answer.failed_s = placed.node, why, now
-        if not died:
+        if not (died or placed.death_known):
             self._blame.excuse(answer, placed.on_worker, now)
         keep_account(answer, self._outbox)
         if answer.suspicion.guilty:

@@ -211,6 +211,7 @@ class Runs:
             first_offset=stored.first_offset,
             out_of_sight=True,
         )
+        placed.death_known = answer.suspicion.of(placed.on_worker) is not None
         session = self._generations.restore(answer, placed, stored.generation, now)
         self._failover.wait_for_node(session, placed, now + self._policy.adopt_s)
 

@@ -43,6 +43,8 @@ class Placed:
     #: Its node may have made tokens that nobody here saw: its link, or the head, was away since the
     #: last that came.
     out_of_sight: bool = False
+    #: The head knew before it was restarted that the worker had died with it.
+    death_known: bool = False
 
     @property
     def on_worker(self) -> WorkerName:

@@ -260,6 +260,17 @@ def test_worker_that_died_before_the_restart_and_one_after_it_are_two(bench: Ben
     assert (finish.finish, b"request_kills_workers" in finish.error) == ("error", True)
 
 
+def test_death_that_was_known_before_a_restart_stays_so_when_its_node_comes_back(
+    bench: Bench,
+) -> None:
+    """The answer waited to move; where it waits is not kept, so it is taken up at its old place."""
+    bench.hear(1, lost(bench.ask(max_new=10, key="k")))
+    after = restarted(bench)
+    after.node(1, worker=2)
+    (answer,) = after.core.book
+    assert [death.worker for death in answer.suspicion.seen] == [("n1", 1)]
+
+
 def test_what_the_restart_found_is_cleared_in_the_store_too(bench: Bench) -> None:
     bench.ask(max_new=10, key="k")
     (answer,) = bench.core.book
