@@ -76,6 +76,11 @@ class NodeGenerations:
         """Those that run on a model's worker."""
         return tuple(g for g in self._running.values() if g.model == model)
 
+    def on_worker(self, model: ModelName) -> tuple[GenerationId, ...]:
+        """All that a model's worker may have: those that run, and those that were ended here."""
+        ending = (one for one, owner in self._ending.items() if owner == model)
+        return (*(found.generation for found in self.running_on(model)), *ending)
+
     def is_used(self, generation: GenerationId) -> bool:
         """Whether the id stands for something here, so that no other may have it."""
         return generation in self._known or generation in self._ending

@@ -244,6 +244,9 @@ class AgentSession:
         Also those that it had not accepted: a worker that dies of a request at once takes its word
         that it accepted it along.
         """
+        if self._generations.running_on(model):
+            had = self._generations.on_worker(model)
+            self._actions.send(link.WorkerDied(model=model, worker=incarnation, generations=had))
         for found in self._generations.running_on(model):
             self._lose(found, incarnation, reason, is_over=True)
         self._generations.worker_died(model)

@@ -41,31 +41,26 @@ class Blame:
         self._suspects = {one.id: one for one in found}
         return found
 
-    def died(self, worker: WorkerName, ran: Iterable[tuple[Answer, int, bool]]) -> None:
+    def died(
+        self, worker: WorkerName, ran: Iterable[tuple[Answer, int, bool]], *, unclear: bool
+    ) -> None:
         """A worker died.
 
         Args:
             ran: the answers on it, with how many of their tokens came from it, and whether it may
                 have made more.
+            unclear: it may have had generations of answers that are over.
         """
         found = list(ran)
         there = [answer for answer, _, _ in found]
-        blame(
-            (Suspect(answer.suspicion, tokens, unseen) for answer, tokens, unseen in found), worker
-        )
+        suspects = [Suspect(answer.suspicion, tokens, unseen) for answer, tokens, unseen in found]
+        blame(suspects, worker, unclear=unclear)
         suspected = {one.id: one for one in self._suspected()}
         self._suspects = suspected | {answer.id: answer for answer in there}
         everyone = [one.suspicion for one in self._suspected()]
         judge((answer.suspicion for answer in there), everyone)
         for answer in there:
             keep_account(answer, self._outbox)
-
-    def excuse(self, answer: Answer, worker: WorkerName, now: float) -> None:
-        """An answer was not on a worker that died, or that had not begun with it."""
-        if answer.suspicion.of(worker) is not None:
-            answer.suspicion.excuse(worker)
-            keep_account(answer, self._outbox)
-            self.cleared(now)
 
     def cleared(self, now: float) -> None:
         """One is suspected of less: what it shared may now be certain of another that waits."""

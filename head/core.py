@@ -35,6 +35,7 @@ from bus.messages.link import (
     ReconcileAck,
     Refused,
     TokenEvents,
+    WorkerDied,
     XferCredit,
     XferDone,
 )
@@ -220,6 +221,8 @@ class HeadCore:
                     self.runs.waiting.schedule_all(now)
             case Lost():
                 self.runs.lost(link, message, now)
+            case WorkerDied():
+                self.runs.worker_died(link, message, now)
             case Declined():
                 self.runs.declined(link, message, now)
             case Refused():

@@ -11,6 +11,8 @@ replaces it in the transaction that keeps the new place, before anything of that
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
+
 from bus.errors import (
     ERROR_TABLE,
     BlobMissing,
@@ -21,8 +23,8 @@ from bus.errors import (
     RequestKillsWorkers,
     SuperfluidError,
 )
-from bus.ids import Epoch, ModelName, NodeIdentity, SessionId, WorkerIncarnation
-from bus.messages.link import Declined, Lost, NeedFull, Refused
+from bus.ids import Epoch, GenerationId, ModelName, NodeIdentity, SessionId, WorkerIncarnation
+from bus.messages.link import Declined, Lost, NeedFull, Refused, WorkerDied
 from bus.messages.parts import Finish
 from bus.timers import Timers
 from bus.transfer import HASH_MISMATCH
@@ -100,14 +102,12 @@ class Failover:
         now: float,
         *,
         begun: bool = True,
-        died: bool = False,
         to: NodeIdentity | None = None,
     ) -> None:
         """The session's generation is over for the head: go on elsewhere, or there anew.
 
         Args:
             begun: it may have been computed; else it stands as one that was not placed yet.
-            died: its worker died with it. Who failed otherwise was not on a worker that did.
             to: a node that has room for it; None lets it wait for one.
         """
         answer, placed = session.answer, session.placed
@@ -115,8 +115,6 @@ class Failover:
             return
         if begun:
             answer.moved_from, answer.failure, answer.failed_s = placed.node, why, now
-        if not (died or placed.death_known):
-            self._blame.excuse(answer, placed.on_worker, now)
         keep_account(answer, self._outbox)
         if answer.suspicion.guilty:
             self.end(session, "error", now, self._kills_workers(answer, why))
@@ -177,32 +175,51 @@ class Failover:
             return
         session, placed = found
         if message.worker:
-            self.worker_died(placed.node, session.model, message.worker, now, session)
+            self.died_unheard([found], now)
             why = f"the worker on {placed.node} died ({message.reason})"
         else:
             self._rest(session, placed, message.reason, now)
             why = f"{placed.node} gave it up ({message.reason})"
-        self.move(session, why, now, died=bool(message.worker))
+        self.move(session, why, now)
 
-    def worker_died(
+    def worker_died(self, link: LinkKey, message: WorkerDied, now: float) -> None:
+        """A node says of a worker that died what it had: nothing else was on it."""
+        node = self._fleet.by_link(link)
+        if node is not None:
+            had = frozenset(message.generations)
+            self._look_into(node.identity, message.model, message.worker, had, now, is_all=True)
+
+    def died_unheard(self, ran: Sequence[tuple[Session, Placed]], now: float) -> None:
+        """Workers of a node died with these, and no word came of what else they had."""
+        workers: dict[tuple[NodeIdentity, ModelName, WorkerIncarnation], set[GenerationId]] = {}
+        for session, placed in ran:
+            had = workers.setdefault((placed.node, session.model, placed.worker), set())
+            if placed.protocol.generation is not None:
+                had.add(placed.protocol.generation)
+        for (node, model, worker), had in workers.items():
+            self._look_into(node, model, worker, had, now, is_all=False)
+
+    def _look_into(
         self,
         node: NodeIdentity,
         model: ModelName,
         worker: WorkerIncarnation,
+        had: Set[GenerationId],
         now: float,
-        lost: Session,
+        *,
+        is_all: bool,
     ) -> None:
         """Look into a worker's death, once: which of the answers on it may be the reason.
 
         Args:
-            lost: one that was on it for certain.
+            had: its generations; all of them with `is_all`.
         """
         if self._judged.get((node, model)) == worker:
             return
         self._judged[node, model] = worker
         self._fleet.worker_lost(node, model, worker, now)
-        ran = [
-            (
+        ran = {
+            placed.protocol.generation: (
                 session.answer,
                 len(session.answer.tokens) - placed.first_offset,
                 placed.out_of_sight,
@@ -210,26 +227,11 @@ class Failover:
             for session, placed in self._sessions.on(node)
             if session.answer is not None
             and placed.protocol.is_generating
-            and session.model == model
-            and (placed.worker == worker or session is lost)
-        ]
-        self._blame.died((node, worker), ran)
-
-    def went_on(self, session: Session, placed: Placed, now: float) -> None:
-        """A token came: the session is not on a worker that died before it, whatever was thought.
-
-        The head may have placed it while the news of that death was on its way.
-        """
-        if (
-            session.answer is None
-            or self._judged.get((placed.node, session.model)) != placed.worker
-        ):
-            return
-        self._blame.excuse(session.answer, placed.on_worker, now)
-        node = self._fleet.get(placed.node)
-        status = node.models.get(session.model) if node is not None else None
-        if status is not None:
-            placed.worker = status.worker
+            and placed.protocol.generation in had
+        }
+        # One whose answer has ended may be the reason.
+        unclear = not is_all or not had <= ran.keys()
+        self._blame.died((node, worker), ran.values(), unclear=unclear)
 
     def made_tokens(self, answer: Answer, placed: Placed, now: float) -> None:
         """Tokens came of one that was suspected: they speak for it, and at last clear it."""
@@ -416,10 +418,10 @@ class Failover:
             if found is not None:
                 self.give_up(found[0], why, now)
 
-    def give_up(self, session: Session, why: str, now: float, *, died: bool = False) -> None:
+    def give_up(self, session: Session, why: str, now: float) -> None:
         """A place is not to be had any more: a running answer moves, an idle session has none."""
         placed = session.placed
         if placed is not None and placed.protocol.is_generating:
-            self.move(session, why, now, died=died)
+            self.move(session, why, now)
         else:
             self._generations.unplace(session, "not held")

@@ -135,42 +135,50 @@ class Reconciler:
             return
         self.link_down(link)
         node = self._fleet.get(talk.node)
+        gone = []
         for name, (epoch, generation) in talk.listed.items():
             found = self._sessions.at(link, name, epoch)
             # What was started since is known to the node, or it says so itself.
             if found is None or node is None or found[1].protocol.generation != generation:
                 continue
-            self._settle(*found, talk.held.get(name), node, now)
+            if self._is_gone(*found, talk.held.get(name), node, now):
+                gone.append((*found, node))
+        self._lost(gone, now)
 
-    def _settle(
+    def _is_gone(
         self, session: Session, placed: Placed, held: HeldView | None, node: Node, now: float
-    ) -> None:
+    ) -> bool:
+        """Settle a session; whether the node holds it, and its generation no more."""
         protocol = placed.protocol
         if held is None:
             # It never came there, or has been fenced: its worker's death is another's.
             why = f"node {node.identity} does not hold it any more"
             self._failover.give_up(session, why, now)
-            return
+            return False
         if not protocol.is_generating:
             protocol.node_has(held.tokens, held.digest)
-            return
+            return False
         if any(view.generation == protocol.generation for view in held.generations):
-            return
-        if not protocol.next_seq and _worker(node, session) == placed.worker:
-            protocol.node_has(held.tokens, held.digest)
-            self._generations.again(session, placed, now)
-        else:
-            self._gone(session, placed, node, now)
+            return False
+        if protocol.next_seq or _worker(node, session) != placed.worker:
+            return True
+        protocol.node_has(held.tokens, held.digest)
+        self._generations.again(session, placed, now)
+        return False
 
-    def _gone(self, session: Session, placed: Placed, node: Node, now: float) -> None:
-        """The node does not have it any more; with its worker it may have killed that."""
-        why = f"node {node.identity} does not hold it any more"
-        worker = _worker(node, session)
-        died = placed.protocol.is_generating and worker is not None and worker != placed.worker
-        if died:
-            self._failover.worker_died(node.identity, session.model, placed.worker, now, session)
-            why = f"the worker on {node.identity} died while its link was down"
-        self._failover.give_up(session, why, now, died=died)
+    def _lost(self, gone: Sequence[tuple[Session, Placed, Node]], now: float) -> None:
+        """A node does not have these any more; with their worker one may have killed that."""
+        died = [
+            (session, placed)
+            for session, placed, node in gone
+            if _worker(node, session) not in (None, placed.worker)
+        ]
+        self._failover.died_unheard(died, now)
+        for session, placed, node in gone:
+            why = f"node {node.identity} does not hold it any more"
+            if (session, placed) in died:
+                why = f"the worker on {node.identity} died while its link was down"
+            self._failover.give_up(session, why, now)
 
 
 def _may_be_there(placed: Placed, confirm: NodeConfirm, held: set[tuple[SessionId, Epoch]]) -> bool:

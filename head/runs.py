@@ -151,6 +151,7 @@ class Runs:
         self.token_events = self._intake.token_events
         self.caught_up = self._intake.caught_up
         self.lost = self._failover.lost
+        self.worker_died = self._failover.worker_died
         self.declined = self._failover.declined
         self.need_full = self._failover.need_full
         self.reconciled = self._reconciler.answered
@@ -211,7 +212,6 @@ class Runs:
             first_offset=stored.first_offset,
             out_of_sight=True,
         )
-        placed.death_known = answer.suspicion.of(placed.on_worker) is not None
         session = self._generations.restore(answer, placed, stored.generation, now)
         self._failover.wait_for_node(session, placed, now + self._policy.adopt_s)
 

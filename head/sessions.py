@@ -21,7 +21,6 @@ from bus.ids import Epoch, ModelName, NodeIdentity, SessionId, WorkerIncarnation
 from bus.messages.parts import Segment
 from head.answers import Answer
 from head.effects import LinkKey
-from head.suspects import WorkerName
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,13 +42,6 @@ class Placed:
     #: Its node may have made tokens that nobody here saw: its link, or the head, was away since the
     #: last that came.
     out_of_sight: bool = False
-    #: The head knew before it was restarted that the worker had died with it.
-    death_known: bool = False
-
-    @property
-    def on_worker(self) -> WorkerName:
-        """The worker process that runs its generation."""
-        return self.node, self.worker
 
 
 @dataclass(slots=True, kw_only=True)

@@ -50,7 +50,7 @@ class Death:
     worker: WorkerName
     #: It had made tokens there.
     settled: bool = False
-    #: Another suspect of it has ended uncleared: it never becomes certain.
+    #: Another suspect of it has ended uncleared, before it or since: it never becomes certain.
     unclear: bool = False
     #: It may have made more tokens there than came.
     unseen: bool = False
@@ -150,15 +150,18 @@ class Suspect:
     unseen: bool = False
 
 
-def blame(suspects: Iterable[Suspect], worker: WorkerName) -> None:
+def blame(suspects: Iterable[Suspect], worker: WorkerName, *, unclear: bool = False) -> None:
     """A worker died with these answers on it: all of them are suspected of that.
 
     Who was blamed for this death before, by an earlier start of the head, is not again.
+
+    Args:
+        unclear: others may have been on it too, whose answers are over.
     """
     new = [one for one in suspects if one.suspicion.of(worker) is None]
     for one in new:
         settled = one.tokens >= SETTLED_AFTER_TOKENS
-        one.suspicion.seen.append(Death(worker, settled, unseen=one.unseen))
+        one.suspicion.seen.append(Death(worker, settled, unclear, one.unseen))
     ranks = Counter(one.suspicion.rank for one in new)
     for one in new:
         if one.suspicion.deaths >= DEATHS or ranks[one.suspicion.rank] <= FEW:

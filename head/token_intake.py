@@ -181,7 +181,6 @@ class TokenIntake:
         offset = len(answer.tokens)
         answer.first_token_s = answer.first_token_s or now
         placed.out_of_sight = False
-        self._failover.went_on(session, placed, now)
         if offset == placed.first_offset:
             answer.numerics = placed.numerics or answer.numerics
             self._outbox.persist(MarkSent(answer=answer.id))

@@ -179,6 +179,19 @@ class Lost:
     reason: Annotated[str, MaxBytes(1024), OneLine()]
 
 
+@LINK.message(tag=29 | DROPPABLE, priority=1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerDied:
+    """A model's worker died: all generations that it had, the reason among them.
+
+    Also those that were ended and had not left it. A Lost of each that still runs follows.
+    """
+
+    model: Annotated[ModelName, MaxBytes(256), OneLine()]
+    worker: WorkerIncarnation
+    generations: Annotated[tuple[GenerationId, ...], MaxItems(131_072)]
+
+
 @LINK.message(tag=11, priority=1)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declined(CommandRef):

@@ -8,6 +8,7 @@ from typing import Any
 from bus.capabilities import CAPABILITIES
 from bus.ids import (
     Epoch,
+    GenerationId,
     ModelName,
     NodeIdentity,
     NumericsId,
@@ -16,7 +17,15 @@ from bus.ids import (
     pack_ids,
 )
 from bus.messages.api import MARK, encode_body
-from bus.messages.link import Declined, GenerateReq, Lost, NodeConfirm, NodeStatus, TokenEvents
+from bus.messages.link import (
+    Declined,
+    GenerateReq,
+    Lost,
+    NodeConfirm,
+    NodeStatus,
+    TokenEvents,
+    WorkerDied,
+)
 from bus.messages.parts import (
     Finish,
     LeaseRef,
@@ -150,6 +159,20 @@ class Bench:
     def hear(self, link: int, message: object) -> None:
         self.core.link_message(link, message, self.now)
         self.settle()
+
+    def died(self, link: int, *requests: GenerateReq, worker: int = 1, also: int = 0) -> None:
+        """The worker with these died; `also` is a generation that was ended before."""
+        generations = (*(one.generation for one in requests), *([also] if also else []))
+        self.hear(
+            link,
+            WorkerDied(
+                model=ModelName("toy"),
+                worker=WorkerIncarnation(worker),
+                generations=tuple(map(GenerationId, generations)),
+            ),
+        )
+        for one in requests:
+            self.hear(link, lost(one, worker))
 
     def down(self, link: int, *, left: bool = False) -> None:
         self.core.link_down(link, "cut", self.now, left=left)

@@ -8,15 +8,22 @@ DEATHS = (
     Mutant(
         name="worker_death_ends_the_answer",
         target="head.failover:Failover.lost",
-        find="self.move(session, why, now, died=bool(message.worker))",
+        find="self.move(session, why, now)",
         replace=('self.end(session, "error", now, self._kills_workers(session.answer, why))'),
         profiles=("worker-killer", "crashy"),
     ),
     Mutant(
+        name="what_has_ended_killed_nobody",
+        target="head.failover:Failover._look_into",
+        find="not is_all or not had <= ran.keys()",
+        replace="False",
+        profiles=("poison",),
+    ),
+    Mutant(
         name="blamed_for_what_it_never_began",
-        target="head.failover:Failover.move",
-        find="self._blame.excuse(answer, placed.on_worker, now)",
-        replace="pass",
+        target="head.failover:Failover._look_into",
+        find="and placed.protocol.generation in had",
+        replace="and placed.worker == worker",
         profiles=("poison",),
     ),
     Mutant(

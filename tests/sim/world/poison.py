@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from random import Random
 
 from bus.ids import GenerationId
+from head.suspects import FEW
 from tests.harness.memory_worker import LATE_POISON, POISON, killing_token
 from tests.sim.world.record import Answer, Plan, Record, Run, Violation
 
 #: Workers that one poisoned request may kill before it is ended: the third only where the second
-#: died with another that was as much to be suspected.
+#: died with another that was as much to be suspected. One more where the first died with so many
+#: that they went on together (head/suspects.py), and for each death that was certain of nobody.
 MAX_KILLS = 3
 #: Tokens that may be made in one step, so that the last of them is beyond the one that kills.
 MOST_IN_A_STEP = 4
@@ -49,8 +51,10 @@ class PoisonRules:
     _others: dict[int, int] = field(default_factory=dict)
     #: By answer: when it last killed a worker, it alone, until the head has drawn its conclusion.
     _killed_s: dict[int, float] = field(default_factory=dict)
-    #: By answer: the answers on the workers that it killed.
-    _beside: dict[int, list[Answer]] = field(default_factory=dict)
+    #: By answer: the answers on each of the workers that it killed.
+    _beside: dict[int, list[list[Answer]]] = field(default_factory=dict)
+    #: By answer: workers that it killed with a generation that the head did not know any more.
+    _strays: dict[int, int] = field(default_factory=dict)
 
     @contextmanager
     def fault(self) -> Iterator[None]:
@@ -71,7 +75,9 @@ class PoisonRules:
                 self._others[number] = self._others.get(number, 0) + 1
             elif killers == [run] and run is run.answer.latest and run.answer.finish is None:
                 self._killed_s[number] = now
-                self._beside.setdefault(number, []).extend(one.answer for one in runs)
+                self._beside.setdefault(number, []).append([one.answer for one in runs])
+                if any(one.answer.finish or one is not one.answer.latest for one in runs):
+                    self._strays[number] = self._strays.get(number, 0) + 1
 
     def _kills_now(self, run: Run) -> bool:
         plan = run.answer.plan
@@ -92,14 +98,21 @@ class PoisonRules:
             return
         answer.kills += 1
         self.record.count(f"killed {answer.kills}")
-        unclear = sum(
-            one.finish is not None and one.finish.finish not in ("stop", "length")
-            for one in self._beside[number]
-            if one is not answer
-        )
-        if answer.kills > MAX_KILLS + unclear:
+        if answer.kills > MAX_KILLS + self._excused(answer):
             name = answer.plan.name if answer.plan else "?"
             raise Violation(f"{name} has killed {answer.kills} workers")
+
+    def _excused(self, answer: Answer) -> int:
+        number = answer.row.answer
+        deaths = self._beside[number]
+        unclear = sum(
+            one.finish is not None and one.finish.finish not in ("stop", "length")
+            for there in deaths
+            for one in there
+            if one is not answer
+        )
+        crowded = any(len(there) > FEW for there in deaths)
+        return unclear + self._strays.get(number, 0) + crowded
 
     def _is_hidden(self, answer: Answer, killed_s: float) -> bool:
         """Whether the head may not have heard that its worker died with an answer."""

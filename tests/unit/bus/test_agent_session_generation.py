@@ -8,6 +8,7 @@ import pytest
 
 from bus.agent_records import SubmitToWorker, ToWorker
 from bus.ids import (
+    CommandId,
     Epoch,
     GenerationId,
     ModelName,
@@ -165,7 +166,8 @@ def test_a_workers_death_is_lost_for_what_ran_and_keeps_what_finished(node: Node
     node.give(node.request(generation=101))
     node.session.worker_accepted(GenerationId(101))
     node.session.worker_lost(MODEL, WORKER, "killed by signal 9")
-    (lost,) = node.taken()
+    died, lost = node.taken()
+    assert died == link.WorkerDied(model=MODEL, worker=WORKER, generations=(GenerationId(101),))
     assert lost == link.Lost(
         session=S,
         epoch=Epoch(1),
@@ -180,9 +182,28 @@ def test_a_workers_death_is_lost_for_what_ran_and_keeps_what_finished(node: Node
 def test_g0_what_a_dead_worker_had_not_accepted_is_lost_too(running: Node) -> None:
     """It may be what the worker died of, before what it said of it had left its process."""
     running.session.worker_lost(MODEL, WORKER, "killed by signal 11")
-    (lost,) = running.taken()
+    _, lost = running.taken()
     assert isinstance(lost, link.Lost)
     assert (lost.worker, lost.generation) == (WORKER, 100)
+
+
+def test_a_worker_that_died_had_also_what_was_ended_and_had_not_left_it(running: Node) -> None:
+    running.give(
+        link.GenerateCancel(
+            command=CommandId(90), session=S, epoch=Epoch(1), generation=GenerationId(100)
+        )
+    )
+    running.give(link.SessionRevoke(command=CommandId(91), session=S, epoch=Epoch(1), reason=""))
+    running.assign()
+    running.append()
+    running.give(running.request(generation=101))
+    running.taken()
+    running.session.worker_lost(MODEL, WORKER, "killed by signal 9")
+    died, lost = running.taken()
+    assert isinstance(died, link.WorkerDied)
+    assert set(died.generations) == {100, 101}
+    assert isinstance(lost, link.Lost)
+    assert lost.generation == 101
 
 
 def test_another_models_worker_concerns_nobody(running: Node) -> None:

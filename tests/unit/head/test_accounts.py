@@ -16,7 +16,7 @@ from head.core import CorePolicy, HeadCore
 from head.effects import Persist
 from head.rows import PutAccount, PutFinish
 from head.suspects import Death
-from tests.harness.head_bench import CLIENT, TOY, Bench, lost, run
+from tests.harness.head_bench import CLIENT, TOY, Bench, run
 from tests.harness.memory_disk import Disk
 
 
@@ -48,7 +48,7 @@ def test_prompt_and_answer_that_the_next_node_computed_are_counted_when_its_firs
     request = bench.ask(max_new=10)
     bench.hear(1, run(request, 0, 65, 66, 67, cached=1))
     bench.node(2, "n2")
-    bench.hear(1, lost(request))
+    bench.died(1, request)
     bench.hear(2, run(bench.last(GenerateReq), 0, 68, finish="eos"))
     # Two tokens of the prompt and three of the answer; it had none of them.
     assert usage(bench) == {"prompt": 2, "cached": 1, "completion": 4, "replayed": 5}
@@ -58,7 +58,7 @@ def test_what_the_next_node_had_in_its_cache_is_not_counted(bench: Bench) -> Non
     request = bench.ask(max_new=10)
     bench.hear(1, run(request, 0, 65, 66))
     bench.node(2, "n2")
-    bench.hear(1, lost(request))
+    bench.died(1, request)
     bench.hear(2, run(bench.last(GenerateReq), 0, 67, cached=3, finish="eos"))
     assert usage(bench)["replayed"] == 1
     assert usage(bench)["cached"] == 0
@@ -68,7 +68,7 @@ def test_a_replay_that_ends_at_once_is_counted_and_leaves_what_was_cached(bench:
     request = bench.ask(max_new=10)
     bench.hear(1, run(request, 0, 65, 66, cached=1))
     bench.node(2, "n2")
-    bench.hear(1, lost(request))
+    bench.died(1, request)
     usage_there = Usage(prompt_tokens=2, cached_tokens=2, completion_tokens=0)
     finish = Finish(reason="eos", usage=usage_there)
     (ended,) = run(bench.last(GenerateReq), 0, cached=2).runs
@@ -81,7 +81,7 @@ def test_a_replay_whose_time_is_over_before_it_began_counts_for_nothing(bench: B
     request = bench.ask(max_new=10)
     bench.hear(1, run(request, 0, 65, 66, cached=1))
     bench.node(2, "n2")
-    bench.hear(1, lost(request))
+    bench.died(1, request)
     finish = Finish(reason="expired", usage=Usage())
     (ended,) = run(bench.last(GenerateReq), 0).runs
     bench.hear(2, TokenEvents(runs=(replace(ended, finish=finish),)))
@@ -93,7 +93,7 @@ def test_moves_add_up_and_one_that_fails_before_its_first_token_counts_for_nothi
 ) -> None:
     request = bench.ask(max_new=10)
     bench.hear(1, run(request, 0, 65))
-    bench.hear(1, lost(request))
+    bench.died(1, request)
     for link, name in ((2, "n2"), (3, "n3")):
         bench.node(link, name)
         bench.down(link, left=True)
@@ -134,7 +134,7 @@ def test_counts_are_known_after_a_restart_of_the_head(bench: Bench) -> None:
     request = bench.ask(max_new=10, key="k")
     bench.hear(1, run(request, 0, 65, cached=1))
     bench.node(2, "n2")
-    bench.hear(1, lost(request))
+    bench.died(1, request)
     second = bench.last(GenerateReq)
     bench.hear(2, run(second, 0, 66))
     after = restarted(bench)
@@ -156,7 +156,7 @@ def _with(first: Bench, second: Bench) -> Bench:
 def test_a_replay_that_the_heads_restart_found_without_a_token_is_counted(bench: Bench) -> None:
     request = bench.ask(max_new=10, key="k")
     bench.node(2, "n2")
-    bench.hear(1, lost(request))
+    bench.died(1, request)
     second = bench.last(GenerateReq)
     after = restarted(bench)
     ref = LeaseRef(session=second.session, epoch=second.epoch)
@@ -187,7 +187,7 @@ def test_moved_says_exact_of_what_asked_for_it_and_goes_to_equal_numerics(
     request = bench.ask(max_new=10, exact=exact)
     bench.hear(1, run(request, 0, 65))
     bench.node(2, "n2", numerics=numerics)
-    bench.hear(1, lost(request))
+    bench.died(1, request)
     assert [event["exact"] for event in bench.events("moved")] == [said]
 
 
@@ -196,7 +196,7 @@ def test_after_a_restart_exact_is_said_of_what_made_the_last_token(bench: Bench)
     request = bench.ask(max_new=10, exact=True, key="k")
     bench.hear(1, run(request, 0, 65))
     bench.node(2, "n2", numerics="other")
-    bench.hear(1, lost(request))
+    bench.died(1, request)
     after = restarted(bench)
     attach = {"op": "attach", "id": b"again", "key": "k"}
     after.core.client_request(CLIENT, [MARK, encode_body(attach)], after.now)
@@ -251,11 +251,11 @@ def test_budget_goes_on_to_be_used_up_after_a_restart(bench: Bench) -> None:
 def test_worker_that_died_before_the_restart_and_one_after_it_are_two(bench: Bench) -> None:
     request = bench.ask(max_new=10, key="k")
     bench.node(2, "n2")
-    bench.hear(1, lost(request))
+    bench.died(1, request)
     second = bench.last(GenerateReq)
     after = restarted(bench)
     after.node(1, "n2", held=(LeaseRef(session=second.session, epoch=second.epoch),))
-    after.hear(1, lost(second))
+    after.died(1, second)
     (finish,) = [row for row in after.rows if isinstance(row, PutFinish)]
     assert (finish.finish, b"request_kills_workers" in finish.error) == ("error", True)
 
@@ -264,7 +264,7 @@ def test_death_that_was_known_before_a_restart_stays_so_when_its_node_comes_back
     bench: Bench,
 ) -> None:
     """The answer waited to move; where it waits is not kept, so it is taken up at its old place."""
-    bench.hear(1, lost(bench.ask(max_new=10, key="k")))
+    bench.died(1, bench.ask(max_new=10, key="k"))
     after = restarted(bench)
     after.node(1, worker=2)
     (answer,) = after.core.book
@@ -293,7 +293,7 @@ def test_what_the_restart_found_is_cleared_in_the_store_too(bench: Bench) -> Non
 def test_one_death_that_is_told_before_and_after_a_restart_is_one(bench: Bench) -> None:
     """The head moved the neighbour and ended before it had moved this one."""
     request = bench.ask(max_new=10, key="k")
-    bench.hear(1, lost(request))
+    bench.died(1, request)
     bench.node(2, "n2")
     bench.rows = bench.rows[: _place(bench, "n2")]
     after = restarted(bench)
@@ -317,7 +317,7 @@ def _place(bench: Bench, node: str) -> int:
 def test_tokens_clear_it_also_in_the_store(bench: Bench) -> None:
     request = bench.ask(max_new=40)
     bench.node(2, "n2")
-    bench.hear(1, lost(request))
+    bench.died(1, request)
     second = bench.last(GenerateReq)
     bench.hear(2, run(second, 0, *range(60, 76)))
     first, *_, last = [row for row in bench.rows if isinstance(row, PutAccount)]
@@ -328,7 +328,7 @@ def test_tokens_clear_it_also_in_the_store(bench: Bench) -> None:
 def test_what_a_worker_of_another_node_did_excuses_nobody(bench: Bench) -> None:
     """Two nodes count their workers alike, and one is not the other."""
     request = bench.ask(max_new=10)
-    bench.hear(1, lost(request, worker=1))
+    bench.died(1, request, worker=1)
     bench.node(2, "n2", worker=1)
     second = bench.last(GenerateReq)
     code = "queue_full"

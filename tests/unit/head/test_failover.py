@@ -28,7 +28,7 @@ def test_next_node_gets_the_prompt_by_chunk_and_what_was_made_by_step(bench: Ben
     request = bench.ask(max_new=10, seed=4)
     bench.hear(1, run(request, 0, 65, 66, 67))
     bench.node(2, "n2")
-    bench.hear(1, lost(request))
+    bench.died(1, request)
     append, again = bench.on(2, AppendContent, GenerateReq)
     assert append.ids == pack_ids(b"hiABC")
     assert append.segments == (Segment(tokens=2), Segment(tokens=3, by_step=True))
@@ -56,7 +56,7 @@ def test_caller_sees_where_it_moved_and_every_token_once(bench: Bench) -> None:
     request = bench.ask(max_new=10, exact=True)
     bench.hear(1, run(request, 0, 65, 66))
     bench.node(2, "n2")
-    bench.hear(1, lost(request))
+    bench.died(1, request)
     (moved,) = bench.events("moved")
     assert (moved["from"], moved["to"], moved["offset"], moved["exact"]) == ("n1", "n2", 2, True)
     assert "killed by signal 9" in moved["reason"]
@@ -85,20 +85,20 @@ def test_other_numerics_are_not_exact_and_only_second_choice(bench: Bench) -> No
     request = bench.ask(max_new=40)
     bench.hear(1, run(request, 0, 65))
     bench.node(2, "n2", numerics="other")
-    bench.hear(1, lost(request))
+    bench.died(1, request)
     assert not bench.events("moved")[0]["exact"]
     second = bench.last(GenerateReq)
     bench.hear(2, run(second, 0, *range(66, 86)))
     bench.node(3, "n3", numerics="other")
     bench.node(4, "n0", numerics="same")
-    bench.hear(2, lost(second))
+    bench.died(2, second)
     assert bench.events("moved")[1]["to"] == "n3"
 
 
 def test_answer_with_all_its_tokens_ends_by_length_when_its_node_goes(bench: Bench) -> None:
     request = bench.ask(max_new=2)
     bench.hear(1, run(request, 0, 65, 66))
-    bench.hear(1, lost(request))
+    bench.died(1, request)
     assert bench.replies[-1]["finish"] == "length"
     assert len(bench.on(1, GenerateReq)) == 1
 
@@ -108,7 +108,7 @@ def test_unused_part_of_the_wall_budget_goes_along(bench: Bench) -> None:
     bench.wait(4.0)
     bench.hear(1, run(request, 0, 65))
     bench.node(2, "n2")
-    bench.hear(1, lost(request))
+    bench.died(1, request)
     assert bench.last(GenerateReq).wall_ms == 6000
 
 
@@ -212,7 +212,7 @@ def test_cancel_during_a_lost_link_ends_it_at_its_watermark(bench: Bench) -> Non
 def test_cancel_during_a_move_holds_on_the_next_node(bench: Bench) -> None:
     request = bench.ask(max_new=10)
     bench.hear(1, run(request, 0, 65))
-    bench.hear(1, lost(request))
+    bench.died(1, request)
     cancel(bench, b"r")
     bench.node(2, "n2")
     bench.wait(60.0)
@@ -316,7 +316,7 @@ def test_node_that_declined_is_asked_again_once_it_was_started_anew(bench: Bench
 def test_lease_of_the_old_place_is_revoked_and_of_the_new_one_granted(bench: Bench) -> None:
     request = bench.ask(max_new=10)
     bench.node(2, "n2")
-    bench.hear(1, lost(request))
+    bench.died(1, request)
     again: Any = bench.last(GenerateReq)
     assert bench.on(2, GenerateReq) == [again]
     old = LeaseRef(session=request.session, epoch=request.epoch)

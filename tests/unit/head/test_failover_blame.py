@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bus.messages.link import (
-    GenerateReq,
-)
+from bus.messages.link import GenerateReq
 from head.suspects import Suspicion
-from tests.harness.head_bench import Bench, cancel, declined, lost, respawned, run
+from tests.harness.head_bench import Bench, cancel, declined, respawned, run
 
 
 def test_g0_a_request_that_kills_every_worker_ends_with_the_second_and_neighbours_go_on(
@@ -17,8 +15,7 @@ def test_g0_a_request_that_kills_every_worker_ends_with_the_second_and_neighbour
     good = bench.ask(b"good", max_new=40)
     bench.hear(1, run(good, 0, 65))
     bad = bench.ask(b"bad", max_new=40)
-    bench.hear(1, lost(good))
-    bench.hear(1, lost(bad))
+    bench.died(1, good, bad)
     bench.wait(1.0)
     # The status that is known is of the dead worker: nothing goes there until a new one is up.
     assert len(bench.on(1, GenerateReq)) == 2
@@ -28,8 +25,7 @@ def test_g0_a_request_that_kills_every_worker_ends_with_the_second_and_neighbour
     bench.hear(1, run(good, 0, *range(66, 70)))
     bench.wait(0.1)
     (bad,) = bench.on(1, GenerateReq)[3:]
-    bench.hear(1, lost(good, worker=2))
-    bench.hear(1, lost(bad, worker=2))
+    bench.died(1, good, bad, worker=2)
     bench.wait(1.0)
     bench.hear(1, respawned(3))
     (good,) = bench.on(1, GenerateReq)[4:]
@@ -52,13 +48,12 @@ def test_request_that_dies_as_it_decodes_ends_and_a_long_prompt_beside_it_does_n
 ) -> None:
     bad, long = bench.ask(b"bad", max_new=40), bench.ask(b"long", max_new=40)
     bench.hear(1, run(bad, 0, *range(65, 73)))
-    bench.hear(1, lost(bad))
-    bench.hear(1, lost(long))
+    bench.died(1, bad, long)
     bench.wait(1.0)
     bench.hear(1, respawned(2))
     # The long prompt has no token yet and is the more suspect: it waits.
     (bad,) = bench.on(1, GenerateReq)[2:]
-    bench.hear(1, lost(bad, worker=2))
+    bench.died(1, bad, worker=2)
     assert errors(bench) == {b"bad": "request_kills_workers"}
     (answer,) = (one for one in bench.core.book if not one.ended)
     assert answer.suspicion == Suspicion()
@@ -71,8 +66,7 @@ def test_request_that_dies_as_it_decodes_ends_and_a_long_prompt_beside_it_does_n
 
 def test_cancelled_suspect_makes_nobody_else_guilty(bench: Bench) -> None:
     bad, good = bench.ask(b"bad", max_new=40), bench.ask(b"good", max_new=40)
-    for request in (bad, good):
-        bench.hear(1, lost(request))
+    bench.died(1, bad, good)
     cancel(bench, b"bad")
     (answer,) = (one for one in bench.core.book if not one.ended)
     (death,) = answer.suspicion.seen
@@ -89,12 +83,12 @@ def test_request_that_the_dead_worker_had_not_begun_with_is_not_blamed(
     first = bench.ask(b"first", max_new=40)
     bench.hear(1, run(first, 0, 65))
     second = bench.ask(b"second", max_new=40)
-    bench.hear(1, lost(first))
+    bench.died(1, first)
     bench.hear(1, declined(second, code))
     bench.hear(1, respawned(2))
     bench.wait(1.0)
     second = bench.last(GenerateReq)
-    bench.hear(1, lost(second, worker=2))
+    bench.died(1, second, worker=2)
     assert not any(reply["kind"] == "error" for reply in bench.replies)
 
 
@@ -103,10 +97,10 @@ def test_request_that_went_on_after_a_death_was_not_on_the_worker_that_died(benc
     first = bench.ask(b"first", max_new=40)
     bench.hear(1, run(first, 0, 65))
     twice = bench.ask(b"twice", max_new=40)
-    bench.hear(1, lost(first))
+    bench.died(1, first)
     bench.hear(1, respawned(2))
     bench.hear(1, run(twice, 0, 65))
-    bench.hear(1, lost(twice, worker=2))  # the first death with it: it is tried again
+    bench.died(1, twice, worker=2)  # the first death with it: it is tried again
     bench.hear(1, respawned(3))
     bench.wait(1.0)
     assert not any(reply["kind"] == "error" for reply in bench.replies)
@@ -116,10 +110,25 @@ def test_request_that_went_on_after_a_death_was_not_on_the_worker_that_died(benc
     }
 
 
+def test_death_shared_with_a_generation_whose_answer_has_ended_is_certain_of_nobody(
+    bench: Bench,
+) -> None:
+    """The head does not know any more what that one was, and it may be the reason."""
+    request = bench.ask(b"a", max_new=40)
+    bench.died(1, request)
+    bench.hear(1, respawned(2))
+    bench.wait(1.0)
+    bench.died(1, bench.last(GenerateReq), worker=2, also=77)
+    bench.hear(1, respawned(3))
+    bench.wait(1.0)
+    assert not errors(bench)
+    bench.died(1, bench.last(GenerateReq), worker=3)
+    assert errors(bench) == {b"a": "request_kills_workers"}
+
+
 def test_suspects_that_are_set_apart_run_one_after_the_other(bench: Bench) -> None:
     first, second = bench.ask(b"a", max_new=40), bench.ask(b"b", max_new=40)
-    bench.hear(1, lost(first))
-    bench.hear(1, lost(second))
+    bench.died(1, first, second)
     bench.wait(1.0)
     bench.hear(1, respawned(2))
     bench.wait(1.0)
@@ -138,7 +147,7 @@ def test_what_a_worker_made_while_its_link_was_down_is_unseen(bench: Bench) -> N
     (answer,) = bench.core.book
     bench.down(1)
     bench.node(2, "n1")
-    bench.hear(2, lost(request))
+    bench.died(2, request)
     assert [death.unseen for death in answer.suspicion.seen] == [True]
 
 
@@ -146,5 +155,5 @@ def test_what_came_over_the_link_before_a_death_was_seen(bench: Bench) -> None:
     request = bench.ask(b"a", max_new=40)
     bench.hear(1, run(request, 0, 65))
     (answer,) = bench.core.book
-    bench.hear(1, lost(request))
+    bench.died(1, request)
     assert [death.unseen for death in answer.suspicion.seen] == [False]

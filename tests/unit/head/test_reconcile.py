@@ -117,7 +117,9 @@ def test_generation_whose_worker_died_meanwhile_goes_on_under_a_higher_epoch(
     assert again.epoch > request.epoch
     assert again.generated_tokens == len(ids)
     (answer,) = bench.core.book
-    assert answer.suspicion.deaths == 1
+    # Nothing says what else that worker had: this is certain of nobody.
+    (death,) = answer.suspicion.seen
+    assert death.unclear
 
 
 def test_generation_that_is_gone_with_some_of_its_tokens_goes_on_under_a_higher_epoch(
