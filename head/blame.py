@@ -104,5 +104,5 @@ class Blame:
 
 def _goes_on(other: Answer, answer: Answer) -> bool:
     if other.stage == RUNNING:
-        return not other.is_held_back
+        return not (other.is_held_back and other.suspicion.is_unseen)
     return other.stage == QUEUED and other.qos <= answer.qos

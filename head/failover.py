@@ -218,17 +218,15 @@ class Failover:
             return
         self._judged[node, model] = worker
         self._fleet.worker_lost(node, model, worker, now)
-        ran = {
-            placed.protocol.generation: (
-                session.answer,
-                len(session.answer.tokens) - placed.first_offset,
-                placed.out_of_sight,
-            )
-            for session, placed in self._sessions.on(node)
-            if session.answer is not None
-            and placed.protocol.is_generating
-            and placed.protocol.generation in had
-        }
+        ran = {}
+        for session, placed in self._sessions.on(node):
+            generation, answer = placed.protocol.generation, session.answer
+            if answer is None or not placed.protocol.is_generating or generation not in had:
+                continue
+            # The head may have taken it for one on the worker before.
+            placed.worker = worker
+            tokens = len(answer.tokens) - placed.first_offset
+            ran[generation] = answer, tokens, placed.out_of_sight
         # One whose answer has ended may be the reason.
         unclear = not is_all or not had <= ran.keys()
         self._blame.died((node, worker), ran.values(), unclear=unclear)

@@ -302,7 +302,6 @@ class Generations:
             and session.placed is not None
             and session.answer is not None
             and session.answer.suspicion.set_apart
-            and not session.answer.is_held_back
             and len(session.answer.tokens) - session.placed.first_offset < SETTLED_AFTER_TOKENS
         )
 

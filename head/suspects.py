@@ -110,6 +110,11 @@ class Suspicion:
         """How much it is suspected; higher is more."""
         return len(self.seen), sum(not death.settled for death in self.seen)
 
+    @property
+    def is_unseen(self) -> bool:
+        """Whether it is cleared past what a node keeps for a reader that takes nothing."""
+        return any(death.unseen for death in self.seen)
+
     def of(self, worker: WorkerName) -> Death | None:
         """What it has to do with the death of a worker; None for nothing."""
         return next((death for death in self.seen if death.worker == worker), None)
@@ -120,8 +125,7 @@ class Suspicion:
 
     def progress(self, tokens: int) -> None:
         """`tokens` were committed since the last placement."""
-        unseen = any(death.unseen for death in self.seen)
-        if tokens >= CLEARED_AFTER_TOKENS + (UNSEEN_TOKENS if unseen else 0):
+        if tokens >= CLEARED_AFTER_TOKENS + (UNSEEN_TOKENS if self.is_unseen else 0):
             self.clear()
 
     def clear(self) -> None:

@@ -20,8 +20,7 @@ TOKEN_MASK = (1 << TOKEN_BITS) - 1
 RETRY_S = (0.1, 0.8)
 #: The end of a call that its caller can not find again.
 LOST = {"kind": "lost"}
-#: Credit of readers who take everything at once; others wait so long before they take more.
-ALWAYS_CREDIT = 4096
+#: Slow readers wait so long before they take more.
 STALLS_S = (0.0, 0.0, 0.0, 0.0, 0.5, 2.0, 5.0, 9.0)
 GONE_S = (0.05, 1.0, 4.0, 9.0)
 
@@ -88,7 +87,7 @@ class Caller:
             "seed": plan.seed,
             "credit": plan.credit,
             "on_disconnect": "keep" if plan.keep else "cancel",
-            "pause_when_slow": plan.credit < ALWAYS_CREDIT,
+            "pause_when_slow": plan.is_slow,
             "exact": plan.exact,
         }
         if plan.key is not None:
@@ -221,12 +220,8 @@ class Caller:
                 self._grant(self._request)
 
     def _stall_s(self) -> float:
-        """How long it waits before it takes more.
-
-        Nobody waits beside requests that kill workers: who is held back is not set apart of them.
-        """
-        is_slow = self.plan.credit < ALWAYS_CREDIT and not self._world.profile.poisoned
-        return STALLS_S[self.plan.seed % len(STALLS_S)] if is_slow else 0.0
+        """How long it waits before it takes more."""
+        return STALLS_S[self.plan.seed % len(STALLS_S)] if self.plan.is_slow else 0.0
 
     def _grant(self, about: bytes) -> None:
         if about != self._request or not self._client or self.closed:

@@ -20,13 +20,6 @@ DEATHS = (
         profiles=("poison",),
     ),
     Mutant(
-        name="blamed_for_what_it_never_began",
-        target="head.failover:Failover._look_into",
-        find="and placed.protocol.generation in had",
-        replace="and placed.worker == worker",
-        profiles=("poison",),
-    ),
-    Mutant(
         name="killers_are_never_found",
         target="head.suspects:judge",
         find="one.guilty = suspects",

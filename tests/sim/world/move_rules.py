@@ -9,9 +9,6 @@ from typing import Any
 from tests.harness.memory_worker import TOKEN_BITS
 from tests.sim.world.record import Answer, Plan, Record, Run, Violation
 
-#: A reader that grants so much always has credit.
-ALWAYS_CREDIT = 4096
-
 
 @dataclass(slots=True)
 class Reader:
@@ -56,7 +53,7 @@ class MoveRules:
     def _check_told(self, reader: Reader, plan: Plan, run: Run | None) -> None:
         """Tokens of another run than before come after the news of it."""
         before = reader.run
-        if run is None or before is None or run is before or plan.credit < ALWAYS_CREDIT:
+        if run is None or before is None or run is before or plan.is_slow:
             return
         if reader.got_s > run.at_s:
             return  # It may have begun to read after that was decided.

@@ -53,7 +53,8 @@ class PoisonRules:
     _killed_s: dict[int, float] = field(default_factory=dict)
     #: By answer: the answers on each of the workers that it killed.
     _beside: dict[int, list[list[Answer]]] = field(default_factory=dict)
-    #: By answer: workers that it killed with a generation that the head did not know any more.
+    #: By answer: workers that it killed with a generation that the head did not know any more, or
+    #: of a slow reader, whom a suspect does not wait for when much of it may have been unseen.
     _strays: dict[int, int] = field(default_factory=dict)
 
     @contextmanager
@@ -76,8 +77,15 @@ class PoisonRules:
             elif killers == [run] and run is run.answer.latest and run.answer.finish is None:
                 self._killed_s[number] = now
                 self._beside.setdefault(number, []).append([one.answer for one in runs])
-                if any(one.answer.finish or one is not one.answer.latest for one in runs):
+                if any(self._is_out_of_account(one) for one in runs):
                     self._strays[number] = self._strays.get(number, 0) + 1
+
+    @staticmethod
+    def _is_out_of_account(run: Run) -> bool:
+        answer, plan = run.answer, run.answer.plan
+        if answer.finish is not None or run is not answer.latest:
+            return True
+        return plan is not None and plan.is_slow
 
     def _kills_now(self, run: Run) -> bool:
         plan = run.answer.plan
@@ -125,7 +133,6 @@ class PoisonRules:
         """Why an answer may not end as one that kills workers; empty when it may."""
         if answer is None or plan.poison:
             return ""
-        others = self._others.get(answer.row.answer, 0)
-        # Workers that were dead when it was placed on them: the head could not tell.
-        others += sum(run.was_late or run.read_late for run in answer.runs)
-        return "" if others else "only others have killed its workers"
+        return (
+            "" if self._others.get(answer.row.answer, 0) else "only others have killed its workers"
+        )

@@ -19,6 +19,10 @@ class Violation(AssertionError):
     """A rule of the system does not hold."""
 
 
+#: Credit of readers who take everything at once.
+ALWAYS_CREDIT = 4096
+
+
 @dataclass(slots=True)
 class Plan:
     """One call as its caller means it, and what the model must answer."""
@@ -33,7 +37,7 @@ class Plan:
     wall_ms: int = 0
     poison: bool = False
     keep: bool = False
-    credit: int = 4096
+    credit: int = ALWAYS_CREDIT
     #: Texts that end it, of which those of its first tokens are none.
     stops: tuple[str, ...] = ()
     min_tokens: int = 0
@@ -56,6 +60,11 @@ class Plan:
     cancelled_s: float | None = None
     unread_since: float | None = None
     unread_s: float = 0.0
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether its reader takes a little at a time."""
+        return self.credit < ALWAYS_CREDIT
 
     def expect(self, model: Callable[[bytes, int, int, int], tuple[list[int], str]]) -> None:
         """Work out its answer, once its prompt is known: up to the stop that ends first."""

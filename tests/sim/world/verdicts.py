@@ -105,11 +105,6 @@ class Verdicts:
 
     def _kills_workers(self, answer: Answer | None, plan: Plan, now: float) -> str:
         deaths = answer.deaths if answer is not None else 0
-        if answer is not None:
-            # Workers that were dead when it was placed on them: the head could not tell.
-            deaths += sum(
-                run.was_late or (run.read_late and not run.declined) for run in answer.runs
-            )
         if deaths < 2:
             return f"{deaths} workers died with it"
         return self.poison.judge_guilt(answer, plan)
