@@ -3,8 +3,8 @@
 A worker that dies takes all its generations along, and nothing says which of them was the reason.
 So every one that ran there is a *suspect* of that death, until it is *cleared*: by the tokens that
 it makes elsewhere, by its end, or because another was found to be the reason. A death is *certain*
-of the one suspect that is left of it, when all that the worker had is known. Who is suspected of two deaths, the last of them for certain,
-is guilty; nobody else ever is, however many deaths it shared.
+of the one suspect that is left of it, when all that the worker had is known. Who is suspected of
+two deaths, the last of them for certain, is guilty; nobody else ever is, however many it shared.
 
 Deaths become certain in turn. The less suspected of a death go on at once, and the more suspected
 wait for them: these have shared more deaths, or had made no tokens there (most bad requests die in
