@@ -14,13 +14,12 @@ import msgpack
 
 from bus.errors import Invalid, TooLarge
 from bus.fields import kind_of
+from bus.messages.text import MAX_TOOLS_BYTES
 from head.json_values import check_json, check_text
 
 #: A name is written into prompts and parsed out of answers.
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MAX_TOOLS = 256
-#: All tools of a request, as msgpack; they are a part of the prompt.
-MAX_TOOLS_BYTES = 1024 * 1024
 
 
 class Tool(TypedDict):
@@ -66,7 +65,8 @@ def read_tools(tools: object, param: str = "tools") -> tuple[Tool, ...]:
 
 def pack_tools(tools: Iterable[Tool]) -> bytes:
     """Tools as a `RenderChat` has them."""
-    return msgpack.packb(list(tools))
+    packed: bytes = msgpack.packb(list(tools))
+    return packed
 
 
 def tool_named(tools: Iterable[Tool], name: str) -> Tool | None:

@@ -19,8 +19,9 @@ TEXT = Codec("text", max_bytes=128 * 1024 * 1024)
 
 #: Longest text of one job; longer prompts are refused before they get here.
 MAX_TEXT_BYTES = 8 * 1024 * 1024
-#: Further template variables of one chat.
+#: Further template variables of one chat, and its tools.
 MAX_OPTIONS_BYTES = 1024 * 1024
+MAX_TOOLS_BYTES = 1024 * 1024
 
 FolderPath = Annotated[str, MaxBytes(4096)]
 Document = Annotated[str, MaxBytes(MAX_TEXT_BYTES)]
@@ -59,7 +60,12 @@ class RenderChat:
     """Chat messages through the model's template, then to ids.
 
     `messages` is a msgpack list of maps with `role` and `content`; `options` a msgpack map of
-    further template variables. Special tokens inside a message's content stay text.
+    further template variables, `tools` a msgpack list as head/tool_definitions.py packs it.
+    Special tokens inside all of them stay text.
+
+    With `continue_final` the text ends where the last message's content does, and the answer goes
+    on from there. With `after_answer` it is only what follows the last assistant message: how the
+    template ends it, the messages after it, and what begins the next answer.
     """
 
     job: int
@@ -67,6 +73,9 @@ class RenderChat:
     messages: Annotated[bytes, MaxBytes(MAX_TEXT_BYTES)]
     add_generation_prompt: bool = True
     options: Annotated[bytes, MaxBytes(MAX_OPTIONS_BYTES)] = b"\x80"
+    tools: Annotated[bytes, MaxBytes(MAX_TOOLS_BYTES)] = b"\x90"
+    continue_final: bool = False
+    after_answer: bool = False
 
 
 @TEXT.message(tag=4)
@@ -124,12 +133,19 @@ class Described:
 @TEXT.message(tag=34)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """Ids of the tokenizer with this digest; 0 for unknown."""
+    """Ids of the tokenizer with this digest; 0 for unknown.
+
+    `fresh_bytes` is how much of the text, in UTF-8, had to be encoded: the rest was known. `tail`
+    is what the end of a chat's prompt opened and did not close, such as `<think>`: the answer
+    begins inside it.
+    """
 
     job: int
     ids: PackedIds
     text: Document = ""
     digest: int = 0
+    fresh_bytes: U32 = 0
+    tail: Document = ""
 
 
 @TEXT.message(tag=35)

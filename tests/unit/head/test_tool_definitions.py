@@ -9,9 +9,9 @@ import msgpack
 import pytest
 
 from bus.errors import Invalid, TooLarge
+from bus.messages.text import MAX_TOOLS_BYTES
 from head.tool_definitions import (
     MAX_TOOLS,
-    MAX_TOOLS_BYTES,
     pack_tools,
     read_tools,
     tool_named,
