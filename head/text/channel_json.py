@@ -1,0 +1,183 @@
+"""JSON in an answer, read as it comes: what can not become JSON is told at its first character."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from head.text.channel_reader import Malformed, Reader, Steps
+
+#: Lists and objects in one another.
+MAX_DEPTH = 64
+#: Digits of one number; more are no number that anybody meant.
+MAX_DIGITS = 1000
+_SPACE = re.compile(r"[ \t\r\n]*")
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+_WORD = re.compile(r"[-+.0-9A-Za-z]*")
+_SCALAR = re.compile(r"(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)")
+_HEX = "0123456789abcdefABCDEF"
+_ENDS = {"{": "}", "[": "]"}
+
+
+def json_value(reader: Reader) -> Steps[str]:
+    """The text of one JSON value that starts here, without white space around it.
+
+    Raises:
+        Malformed: it is none; RFC 8259 is held in full, up to `MAX_DEPTH`.
+    """
+    parts: list[str] = []
+    #: What each open list and object ends with.
+    open_: list[str] = []
+    #: Whether a key comes next, and not a value.
+    key = False
+    while True:
+        character = yield from reader.need()
+        if key and character != '"':
+            raise Malformed
+        if character == '"':
+            parts.append((yield from json_string(reader)))
+            if key:
+                parts.append((yield from _colon(reader)))
+                key = False
+                continue
+        elif character in _ENDS:
+            parts.append(reader.take(reader.pos + 1))
+            open_.append(_ENDS[character])
+            if len(open_) > MAX_DEPTH:
+                raise Malformed
+            parts.append((yield from reader.run(_SPACE)))
+            if (yield from reader.need()) != open_[-1]:
+                key = character == "{"
+                continue
+            parts.append(reader.take(reader.pos + 1))
+            open_.pop()
+        else:
+            parts.append((yield from _scalar(reader)))
+        key = yield from _after_value(reader, parts, open_)
+        if not open_:
+            return "".join(parts)
+
+
+def _after_value(reader: Reader, parts: list[str], open_: list[str]) -> Steps[bool]:
+    """Close what ends here, up to the next comma; gives whether a key follows it."""
+    while open_:
+        parts.append((yield from reader.run(_SPACE)))
+        character = yield from reader.need()
+        if character == ",":
+            parts.append(reader.take(reader.pos + 1))
+            parts.append((yield from reader.run(_SPACE)))
+            return open_[-1] == "}"
+        if character != open_[-1]:
+            raise Malformed
+        parts.append(reader.take(reader.pos + 1))
+        open_.pop()
+    return False
+
+
+def _colon(reader: Reader) -> Steps[str]:
+    before = yield from reader.run(_SPACE)
+    if (yield from reader.need()) != ":":
+        raise Malformed
+    return before + reader.take(reader.pos + 1) + (yield from reader.run(_SPACE))
+
+
+def json_string(reader: Reader) -> Steps[str]:
+    """The text of a JSON string that starts here, with its quotes.
+
+    Raises:
+        Malformed: it is none.
+    """
+    if (yield from reader.need()) != '"':
+        raise Malformed
+    parts = [reader.take(reader.pos + 1)]
+    while True:
+        parts.append((yield from reader.run(_PLAIN)))
+        character = yield from reader.need()
+        if character not in '"\\':
+            raise Malformed
+        parts.append(reader.take(reader.pos + 1))
+        if character == '"':
+            return "".join(parts)
+        character = yield from reader.need()
+        if character not in '"\\/bfnrtu':
+            raise Malformed
+        parts.append(reader.take(reader.pos + 1))
+        for _ in range(4 if character == "u" else 0):
+            if (yield from reader.need()) not in _HEX:
+                raise Malformed
+            parts.append(reader.take(reader.pos + 1))
+
+
+def _scalar(reader: Reader) -> Steps[str]:
+    word = yield from reader.run(_WORD)
+    if not is_scalar(word):
+        raise Malformed
+    return word
+
+
+def is_scalar(text: str) -> bool:
+    """Whether a text is a JSON number, or true, false or null."""
+    return len(text) <= MAX_DIGITS and _SCALAR.fullmatch(text) is not None
+
+
+class NotJson(ValueError):
+    """A text is no JSON value, or one that readers take in different ways."""
+
+
+def parse_json(text: str) -> Any:
+    """The value of a whole text; numbers stay text in a `Number`.
+
+    Raises:
+        NotJson: it is none, is nested too deep, or an object of it has a key twice.
+    """
+    if _deepest(text) > MAX_DEPTH:
+        raise NotJson("nested too deep")
+    try:
+        return json.loads(
+            text,
+            object_pairs_hook=_unique,
+            parse_int=Number,
+            parse_float=Number,
+            parse_constant=_no_constant,
+        )
+    except (ValueError, RecursionError) as error:
+        raise NotJson(str(error)) from None
+
+
+class Number(str):
+    """A JSON number, as it was written."""
+
+    __slots__ = ()
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise NotJson("a key is there twice")
+    return made
+
+
+def _no_constant(name: str) -> Any:
+    raise NotJson(f"{name} is no JSON")
+
+
+def _deepest(text: str) -> int:
+    """Brackets in one another, those in strings counted too."""
+    depth = deepest = 0
+    for character in re.findall(r"[\[\]{}]", text):
+        depth += 1 if character in "[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def to_json(value: Any) -> str:
+    """A value of `parse_json`, or a part of it, as text."""
+    if isinstance(value, Number):
+        return str(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{to_json(str(k))}: {to_json(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(to_json, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)

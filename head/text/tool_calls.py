@@ -1,0 +1,62 @@
+"""Tool calls of an answer, and the tools that it may call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A whole call.
+
+    Attributes:
+        index: place among the answer's calls, from 0.
+        id: tells it from all others.
+        name: of a tool that was given.
+        arguments: a JSON object as text; `{}` when there are none.
+    """
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+class Tools:
+    """The tools of a request by name. Of a name that is given twice the first counts.
+
+    Args:
+        tools: maps with `name` and `parameters`, or with those under `function`.
+    """
+
+    __slots__ = ("_schemas",)
+
+    def __init__(self, tools: Iterable[Mapping[str, Any]]) -> None:
+        self._schemas: dict[str, Mapping[str, Any]] = {}
+        for tool in tools:
+            inner = tool.get("function", tool)
+            if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
+                continue
+            schema = inner.get("parameters")
+            self._schemas.setdefault(inner["name"], schema if isinstance(schema, Mapping) else {})
+
+    def __bool__(self) -> bool:
+        return bool(self._schemas)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._schemas
+
+    def schemas(self) -> Mapping[str, Mapping[str, Any]]:
+        """The schema of each tool's arguments."""
+        return self._schemas
+
+    def schema(self, name: str) -> Mapping[str, Any]:
+        """The schema of a tool's arguments; empty when it has none."""
+        return self._schemas.get(name, {})
+
+    def argument_schema(self, name: str, argument: str) -> Any:
+        """What a tool's schema says of one argument; an empty map when it says nothing."""
+        properties = self.schema(name).get("properties")
+        return properties.get(argument, {}) if isinstance(properties, Mapping) else {}

@@ -1,0 +1,85 @@
+"""Splitting answers: text, reasoning and calls, whatever the pieces are."""
+
+from __future__ import annotations
+
+from head.text.channels import FORMATS, ChannelSplitter, ToolCall, choose_format
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+def split(
+    form: str, text: str, step: int = 0, *, cut: bool = False, opened: str = ""
+) -> tuple[str, str, list[ToolCall]]:
+    """Text, reasoning and calls of an answer that comes in pieces of so many characters."""
+    splitter = ChannelSplitter(FORMATS[form], TOOLS, call_id="call-{}".format, opened=opened)
+    size = step or max(len(text), 1)
+    pieces = [splitter.push(text[at : at + size]) for at in range(0, len(text), size)]
+    pieces.append(splitter.finish(cut=cut))
+    return (
+        "".join(piece.text for piece in pieces),
+        "".join(piece.reasoning for piece in pieces),
+        [call for piece in pieces for call in piece.calls],
+    )
+
+
+def test_plain_text_is_text() -> None:
+    assert split("plain", "a <think>b</think>\n") == ("a <think>b</think>\n", "", [])
+
+
+def test_reasoning_loses_the_line_ends_around_its_markers() -> None:
+    for step in range(4):
+        assert split("think", "<think>\nhm\n\n</think>\n\nYes\n", step) == ("Yes\n", "hm", [])
+        assert split("think", "hm\n</think>\n\nYes", step, opened="<think>\n") == ("Yes", "hm", [])
+        assert split("think", "Yes", step, opened="<think>\n\n</think>\n\n") == ("Yes", "", [])
+
+
+def test_a_marker_in_the_middle_of_text_is_text() -> None:
+    told = "Use <think> and </think>.\n<think>"
+    assert split("think", told, 1) == (told, "", [])
+
+
+def test_two_calls_have_their_own_ids() -> None:
+    answer = (
+        'Two.\n<tool_call>\n{"name": "f", "arguments": {"a": "</tool_call>"}}\n</tool_call>\n'
+        '<tool_call>{"name": "f"}</tool_call>\n'
+    )
+    calls = [ToolCall(0, "call-0", "f", '{"a": "</tool_call>"}'), ToolCall(1, "call-1", "f", "{}")]
+    for step in range(9):
+        assert split("hermes", answer, step) == ("Two.", "", calls)
+
+
+def test_a_call_that_is_cut_is_neither_call_nor_text() -> None:
+    for end in range(1, len('<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>') - 1):
+        answer = "Yes\n" + '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'[:end]
+        text, _, calls = split("hermes", answer, 3, cut=True)
+        assert not calls
+        assert text == ("Yes" if end > 2 else answer)
+
+
+def test_what_is_no_call_is_text_byte_by_byte() -> None:
+    for broken in (
+        "<tool_call>no</tool_call>",
+        '\n\n<tool_call>\n{"name": "f", "arguments": {"a": }}\n</tool_call>\n',
+        '<tool_call>{"name": "g", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {"a": 1, "a": 2}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {}}',
+    ):
+        for step in range(5):
+            assert split("hermes", broken, step) == (broken, "", [])
+
+
+def test_a_whole_call_behind_a_broken_one_is_found() -> None:
+    answer = '<tool_call><tool_call>{"name": "f"}</tool_call>'
+    assert split("hermes", answer, 1) == ("<tool_call>", "", [ToolCall(0, "call-0", "f", "{}")])
+
+
+def test_without_tools_their_markup_is_text() -> None:
+    answer = '<tool_call>{"name": "f"}</tool_call>'
+    splitter = ChannelSplitter(FORMATS["hermes"], call_id=str)
+    assert splitter.push(answer).text + splitter.finish(cut=False).text == answer
+
+
+def test_nothing_known_is_plain() -> None:
+    assert choose_format(None, ()).name == "plain"
+    assert choose_format("{{ messages }}", ["<|im_end|>"]).name == "plain"
+    assert choose_format("{{ messages }}", (), "think").name == "think"
