@@ -7,8 +7,10 @@ from pathlib import Path
 
 from bus.answer import Answer
 from bus.call import Call, Placed, Queued, Stream, Token
+from bus.chat_call import ChatCall, ToolResult, ToolRun
 from bus.client import ANSWER_TIMEOUT_S, Client
 from bus.client_address import api_address
+from bus.client_chat import Chat
 from bus.errors import (
     BlobMissing,
     ConfigInvalid,
@@ -47,6 +49,7 @@ from bus.errors import (
     WireError,
 )
 from bus.messages.api import TokenLogprob, TopToken
+from bus.messages.tool_calls import ToolCall
 from bus.session_handle import Resumed, Session
 from bus.state import StateFolder
 from bus.version import __version__
@@ -79,6 +82,8 @@ __all__ = [
     "Answer",
     "BlobMissing",
     "Call",
+    "Chat",
+    "ChatCall",
     "Client",
     "ConfigInvalid",
     "ConstraintInvalid",
@@ -119,6 +124,9 @@ __all__ = [
     "TokenRefused",
     "TokenizerUnavailable",
     "TooLarge",
+    "ToolCall",
+    "ToolResult",
+    "ToolRun",
     "TopToken",
     "UnsupportedOnFleet",
     "WireError",

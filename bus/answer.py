@@ -10,6 +10,7 @@ from typing import Any
 from bus.api_maps import from_map
 from bus.errors import Invalid, WireError
 from bus.messages.api import AnswerUsage, Timing, TokenLogprob
+from bus.messages.tool_calls import ToolCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,13 +20,15 @@ class Answer:
     Attributes:
         text: all of its text.
         tokens: its token ids, the truth that the text is made from.
-        finish: `stop`, `length`, `cancelled` or `expired`.
+        finish: `stop`, `tool_calls`, `length`, `cancelled` or `expired`.
         usage: tokens of the prompt, found in a cache, made, and made again.
         timing: milliseconds from the head's acceptance, and the rate.
         node: the identity of the node that served the end of it.
         session: names it for `attach`.
         stop: the stop string that its text was cut at; None for every other end.
         logprobs: one for each token, when they were asked for.
+        reasoning: of a chat: what the model thought before or between its text.
+        tool_calls: of a chat: the calls that it made.
     """
 
     text: str
@@ -37,12 +40,32 @@ class Answer:
     session: str
     stop: str | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as `sfctl -o json` prints it; log-probabilities when there are some."""
+        """Plain data, as `sfctl -o json` prints it; what only some answers have where it is there.
+
+        Those are log-probabilities, reasoning and tool calls.
+        """
         made = dataclasses.asdict(self, dict_factory=_plain)
-        if not self.logprobs:
-            del made["logprobs"]
+        for name in ("logprobs", "reasoning", "tool_calls"):
+            if not made[name]:
+                del made[name]
+        return made
+
+    def message(self) -> dict[str, Any]:
+        """The answer as a message of its conversation, with its calls and without its reasoning."""
+        made: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.tool_calls:
+            made["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in self.tool_calls
+            ]
         return made
 
 
@@ -58,6 +81,8 @@ def read_answer(
     text: str,
     tokens: Sequence[int],
     logprobs: Sequence[TokenLogprob] = (),
+    reasoning: str = "",
+    tool_calls: Sequence[ToolCall] = (),
 ) -> Answer:
     """The answer that an `end` reply closes.
 
@@ -66,6 +91,8 @@ def read_answer(
         text: all text, with the tail that the end carries.
         tokens: all token ids that came.
         logprobs: all of them that came.
+        reasoning: all of it, with the end's.
+        tool_calls: all of them, with the end's.
 
     Raises:
         WireError: the end lacks something, or counts other tokens than came.
@@ -87,6 +114,8 @@ def read_answer(
         session=session,
         stop=stop,
         logprobs=tuple(logprobs),
+        reasoning=reasoning,
+        tool_calls=tuple(tool_calls),
     )
 
 

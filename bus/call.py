@@ -8,11 +8,12 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from bus.answer import Answer, read_answer
-from bus.client_events import ClientEvent, Ended, Failed, StreamEvent
+from bus.client_events import ClientEvent, Ended, Failed, StreamEvent, end_tail
 from bus.client_session import ClientSession
 from bus.errors import SuperfluidError, TimedOut, WireError
 from bus.ids import RequestId
 from bus.messages.api import PlacedEvent, QueuedEvent, TokenEvent, TokenLogprob
+from bus.messages.tool_calls import ToolCall
 
 Queued = QueuedEvent
 Placed = PlacedEvent
@@ -53,6 +54,8 @@ class Call:
         self._text: list[str] = []
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
+        self._reasoning: list[str] = []
+        self._tool_calls: list[ToolCall] = []
         self._answer: Answer | None = None
         self._error: SuperfluidError | None = None
 
@@ -70,6 +73,16 @@ class Call:
     def logprobs(self) -> tuple[TokenLogprob, ...]:
         """The log-probabilities that came so far, if they were asked for; does not wait."""
         return tuple(self._logprobs)
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning that came so far; does not wait."""
+        return "".join(self._reasoning)
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The tool calls that came so far, each whole; does not wait."""
+        return tuple(self._tool_calls)
 
     @property
     def done(self) -> bool:
@@ -157,22 +170,34 @@ class Call:
         if isinstance(event, Ended):
             return self._end(event)
         if isinstance(event, TokenEvent):
-            self._text.append(event.text)
-            self._tokens.extend(event.tokens)
-            self._logprobs.extend(event.logprobs or ())
+            self._take_tokens(event)
         return event
 
+    def _take_tokens(self, event: TokenEvent) -> None:
+        self._text.append(event.text)
+        self._tokens.extend(event.tokens)
+        self._logprobs.extend(event.logprobs or ())
+        if event.reasoning:
+            self._reasoning.append(event.reasoning)
+        self._tool_calls.extend(event.tool_calls)
+
     def _end(self, event: Ended) -> TokenEvent | None:
-        tail = event.body.get("text", "")
-        tail = tail if isinstance(tail, str) else ""
-        self._text.append(tail)
         try:
-            self._answer = read_answer(event.body, self.text, self._tokens, self._logprobs)
+            tail = end_tail(event.body, len(self._tokens))
+            self._take_tokens(tail)
+            self._answer = read_answer(
+                event.body,
+                self.text,
+                self._tokens,
+                self._logprobs,
+                self.reasoning,
+                self._tool_calls,
+            )
         except WireError as error:
             self._error = error
             return None
         # A reader that prints each event's text must see the tail too.
-        return TokenEvent(offset=len(self._tokens), tokens=(), text=tail) if tail else None
+        return tail if tail.text or tail.reasoning or tail.tool_calls else None
 
 
 class Stream:

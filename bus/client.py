@@ -17,14 +17,14 @@ from typing import Any
 
 from bus.call import Call
 from bus.client_address import check_api_address
+from bus.client_chat import Conversations
 from bus.client_events import Ended, Failed
-from bus.client_request import checked_messages, checked_options, prompt_keys
+from bus.client_request import checked_options, prompt_keys
 from bus.client_session import ClientSession
 from bus.closing import Closing
 from bus.errors import Invalid, NoHead, NotFound, SuperfluidError, WireError
 from bus.ids import RequestId
 from bus.messages.api import DEFAULT_CREDIT
-from bus.session_handle import Session
 from bus.transport.api_client import ApiSocket
 
 #: How long an answer may take, and an operation that the head answers from memory.
@@ -36,7 +36,7 @@ _RECONNECT_EVERY_S = 0.1
 _SETTLE_S = 0.5
 
 
-class Client(Closing):
+class Client(Closing, Conversations):
     """A connection to a head. Used by one thread; close it, or use it in `with`.
 
     Args:
@@ -96,34 +96,6 @@ class Client(Closing):
         body = {"model": model, **prompt_keys(prompt, tokens), **checked_options(options)}
         return self._call("generate", body, timeout_s, credit)
 
-    def chat(
-        self,
-        model: str,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        template: Mapping[str, Any] | None = None,
-        timeout_s: float | None = None,
-        credit: int = DEFAULT_CREDIT,
-        **options: Any,
-    ) -> Call:
-        """Ask for the next message of a conversation.
-
-        Args:
-            model: its name in the fleet.
-            messages: maps with `role` and `content`.
-            template: further variables for the model's chat template.
-            timeout_s: how long the answer may take from now on.
-            credit: events that may wait here unread, 1 to 4096.
-            **options: as for `generate`.
-
-        Raises:
-            Invalid: an option that does not exist, or what is given is of a wrong kind.
-        """
-        body = {"model": model, "messages": checked_messages(messages), **checked_options(options)}
-        if template is not None:
-            body["template"] = dict(template)
-        return self._call("chat", body, timeout_s, credit)
-
     def attach(
         self,
         *,
@@ -144,17 +116,6 @@ class Client(Closing):
         return self._call("attach", {**named, "offset": offset}, timeout_s, credit)
 
     # --- sessions ---------------------------------------------------------------------------
-
-    def new_session(self, model: str, *, qos: str = "interactive") -> Session:
-        """Make a session for several turns."""
-        found = self.operation("session.create", model=model, qos=qos).get("session")
-        if not isinstance(found, str):
-            raise WireError("the head answered session.create without session; are versions equal?")
-        return Session(self, found)
-
-    def open_session(self, session: str) -> Session:
-        """A session by its name, which is looked for when it is used."""
-        return Session(self, session)
 
     def session_generate(
         self,
@@ -341,8 +302,13 @@ class Client(Closing):
         return not socket.lost
 
     def _call(self, op: str, body: Mapping[str, Any], timeout_s: float | None, credit: int) -> Call:
+        return Call(self, self._ask(op, body, timeout_s, credit))
+
+    def _ask(
+        self, op: str, body: Mapping[str, Any], timeout_s: float | None, credit: int
+    ) -> RequestId:
         limit = self._timeout_s if timeout_s is None else timeout_s
-        return Call(self, self._start(op, body, limit, credit))
+        return self._start(op, body, limit, credit)
 
     def _start(self, op: str, body: Mapping[str, Any], timeout_s: float, credit: int) -> RequestId:
         if self._closed:

@@ -61,6 +61,27 @@ def read_event(body: Mapping[str, Any]) -> StreamEvent:
         raise WireError(f"the head sent a wrong {name} event: {error.message}") from None
 
 
+def end_tail(body: Mapping[str, Any], offset: int) -> TokenEvent:
+    """What only the end of an answer completes, as an event without tokens.
+
+    Args:
+        body: the `end` reply.
+        offset: the number of tokens before it.
+
+    Raises:
+        WireError: it has wrong values.
+    """
+    pieces = {
+        name: value
+        for name in ("text", "reasoning", "tool_calls")
+        if (value := body.get(name)) is not None
+    }
+    try:
+        return from_map(TokenEvent, {"text": "", **pieces, "offset": offset, "tokens": ()})
+    except Invalid as error:
+        raise WireError(f"the head sent a wrong end: {error.message}") from None
+
+
 def error_of(body: Mapping[str, Any]) -> SuperfluidError:
     """The error that a reply of kind `error` carries.
 

@@ -40,7 +40,7 @@ REPEATABLE = frozenset(
     }
 )
 #: Operations that an idempotency key is for.
-TAKE_KEYS = frozenset({"generate", "chat", "session.generate"})
+TAKE_KEYS = frozenset({"generate", "chat", "session.generate", "session.chat"})
 #: How many closed requests are remembered, to tell a late event from one that was never asked for.
 REMEMBERED_CLOSED = 1024
 

@@ -17,14 +17,14 @@ from bus.errors import (
 )
 from bus.ids import ModelName, SessionId
 from bus.messages.api import (
-    NOT_YET,
+    OF_CHATS,
     AboutRequest,
     AttachRequest,
-    ChatRequest,
     GenerateRequest,
     GenerationOptions,
     SessionGenerateRequest,
 )
+from bus.messages.chat import ChatRequest
 from bus.messages.text import MAX_OPTIONS_BYTES, Encode, RenderChat
 from head.admission import Admission
 from head.answers import Answer, Subscription
@@ -261,9 +261,9 @@ class AnswerOperations:
 
 def only_known(body: dict[str, Any]) -> dict[str, Any]:
     """The body, once it asks for nothing that would have to be passed over in silence."""
-    for name in NOT_YET:
+    for name in OF_CHATS:
         if body.get(name) not in (None, [], {}, False):
-            raise Invalid(f"{name} is not served by this version; leave it out", param=name)
+            raise Invalid(f"{name} is for chats; leave it out, or ask by chat", param=name)
     if body.get("n", 1) != 1:
         raise Invalid("n is served for 1 only; send the request n times", param="n")
     return body

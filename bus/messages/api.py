@@ -24,6 +24,7 @@ from bus.messages.sampling import (
     Penalty,
     RepetitionPenalty,
 )
+from bus.messages.tool_calls import ToolCall, ToolCalls
 from bus.unpacking import unpack
 
 MARK = b"SF1"
@@ -68,7 +69,7 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationOptions:
-    """What `generate` and `chat` share. Times in ms, 0 is no limit; seed None draws one."""
+    """What all requests for answers share. Times in ms, 0 is no limit; seed None draws one."""
 
     model: ModelName
     max_new: U32 = 256
@@ -104,8 +105,8 @@ class GenerationOptions:
     blobs: Annotated[tuple[Sha256, ...], MaxItems(MAX_REQUEST_BLOBS)] = ()
 
 
-#: Keys of the API's full table that this version does not serve; refused, never passed over.
-NOT_YET = ("tools", "tool_choice")
+#: Keys that only chats have; refused elsewhere, never passed over.
+OF_CHATS = ("tools", "tool_choice", "channels")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,14 +115,6 @@ class GenerateRequest(GenerationOptions):
 
     prompt: Text | None = None
     tokens: Ids | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest(GenerationOptions):
-    """`messages`: maps with `role` and `content`; `template` holds further template variables."""
-
-    messages: Annotated[tuple[dict[str, Any], ...], MaxItems(4096)]
-    template: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +240,9 @@ class TokenEvent:
     type: str = "token"
     #: One for each token, when they were asked for.
     logprobs: tuple[TokenLogprob, ...] | None = None
+    #: Of chats: the reasoning, and the calls, that these tokens complete.
+    reasoning: Text = ""
+    tool_calls: ToolCalls = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +299,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndBody:
-    """The end of an answer. `finish`: stop, length, cancelled or expired."""
+    """The end of an answer. `finish`: stop, tool_calls, length, cancelled or expired."""
 
     finish: str
     usage: AnswerUsage
@@ -316,6 +312,9 @@ class EndBody:
     """Text that only the end completes (a tail that was held back)."""
     stop: str | None = None
     """The stop string that the text was cut at."""
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] | None = None
+    """Of chats: what only the end completes, as `text`."""
 
 
 # --- frames -----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from bus.errors import DecodeError, Invalid, SuperfluidError
 from bus.frames import HEADER, MAX_FRAME_BYTES, FrameKind, pack_header, parse_frame
 from bus.handshake import HANDSHAKE
 from bus.keys import new_token, parse_token
-from bus.messages import api
+from bus.messages import api, chat
 from bus.messages.link import LINK
 from bus.messages.text import TEXT
 from bus.messages.worker import WORKER
@@ -34,7 +34,8 @@ Case = Callable[[random.Random], None]
 _REQUESTS = (
     api.Envelope,
     api.GenerateRequest,
-    api.ChatRequest,
+    chat.ChatRequest,
+    chat.SessionChatRequest,
     api.AboutRequest,
     api.AttachRequest,
     api.TokenizeRequest,

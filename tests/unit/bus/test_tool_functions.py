@@ -1,0 +1,106 @@
+"""Python functions become the tools that a model is told of."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import pytest
+
+from bus.errors import Invalid
+from bus.tool_functions import checked_tools, describe_function, tool_name
+
+
+class Unit(enum.Enum):
+    METRIC = "metric"
+    IMPERIAL = "imperial"
+
+
+def weather(
+    city: str,
+    days: int = 1,
+    unit: Unit = Unit.METRIC,
+    where: Literal["inside", "outside"] | None = None,
+    tags: Sequence[str] = (),
+) -> str:
+    """The weather of a city,
+    told shortly.
+
+    Args:
+        city: its name,
+            as people write it.
+        days (int): how many days ahead.
+
+    Returns:
+        some text.
+    """
+    return f"{city} {days} {unit} {where} {tags}"
+
+
+def test_a_function_is_told_by_its_signature_and_docstring() -> None:
+    assert describe_function(weather) == {
+        "name": "weather",
+        "description": "The weather of a city, told shortly.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "description": "its name, as people write it."},
+                "days": {"type": "integer", "description": "how many days ahead."},
+                "unit": {"enum": ["metric", "imperial"]},
+                "where": {"anyOf": [{"enum": ["inside", "outside"]}, {"type": "null"}]},
+                "tags": {"type": "array", "items": {"type": "string"}},
+            },
+            "required": ["city"],
+        },
+    }
+
+
+def test_t6_a_function_without_arguments_or_docstring() -> None:
+    def now() -> str:
+        return "noon"
+
+    parameters = {"type": "object", "properties": {}}
+    assert describe_function(now) == {"name": "now", "description": "", "parameters": parameters}
+
+
+def test_maps_and_anything() -> None:
+    def store(sizes: dict[str, float], other: Any, rest) -> None:  # type: ignore[no-untyped-def]
+        """Keep it."""
+
+    made = describe_function(store)["parameters"]["properties"]
+    sizes = {"type": "object", "additionalProperties": {"type": "number"}}
+    assert made == {"sizes": sizes, "other": {}, "rest": {}}
+
+
+def test_maps_go_as_they_are_beside_functions() -> None:
+    given = {"type": "function", "function": {"name": "look", "parameters": {}}}
+    made, functions = checked_tools([given, weather])
+    assert made[0] == given
+    assert [tool_name(tool) for tool in made] == ["look", "weather"]
+    assert tool_name({"name": "inner"}) == "inner"
+    assert functions == {"weather": weather}
+
+
+def _any_number(*numbers: int) -> None: ...
+
+
+def _of_a_type(callback: Callable[[], None]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("tools", "param", "says"),
+    [
+        ("weather", "tools", "should be a list"),
+        ({"name": "x"}, "tools", "should be a list"),
+        ([3], "tools[0]", "a map or a Python function"),
+        ([{"name": "a"}, lambda city: city], "tools[1]", "'<lambda>'"),
+        ([_any_number], "tools[0]", "*numbers"),
+        ([_of_a_type], "tools[0].callback", "none of JSON's"),
+    ],
+)
+def test_what_can_not_be_told_is_named(tools: Any, param: str, says: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        checked_tools(tools)
+    assert refused.value.param == param
+    assert says in refused.value.message
