@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -12,8 +14,10 @@ from tokenizers import Tokenizer
 
 from bus.errors import Invalid, ModelIncomplete
 from bus.text.detokenizer import Detokenizer
+from bus.text.encodings import Encodings
 from bus.text.escaping import Escaper
 from bus.text.model_files import ModelFiles, read_model_files
+from bus.text.token_texts import token_pattern
 from bus.text.vocabulary import strips_first_space, tokenizer_digest, vocabulary_bytes
 
 
@@ -25,10 +29,15 @@ class TextModel:
         special: ids of control tokens.
         bos: begin-of-sequence id, if the model has one.
         eos: every id that ends a sequence.
+
+    Args:
+        files: what was read.
+        encodings: ids of earlier texts, where they are kept.
     """
 
-    def __init__(self, files: ModelFiles) -> None:
+    def __init__(self, files: ModelFiles, encodings: Encodings | None = None) -> None:
         self.files = files
+        self._encodings = encodings
         try:
             self._tokenizer: Any = Tokenizer.from_str(files.tokenizer)
             self._layout: dict[str, Any] = json.loads(files.tokenizer)
@@ -50,14 +59,14 @@ class TextModel:
         self.eos = tuple(sorted(token for token in ends if token is not None))
 
     @classmethod
-    def open(cls, folder: Path) -> Self:
+    def open(cls, folder: Path, encodings: Encodings | None = None) -> Self:
         """Read a model folder's tokenizer; about a second for the largest.
 
         Raises:
             NotFound: there is no such folder.
             ModelIncomplete: a file is missing or is none.
         """
-        return cls(read_model_files(folder))
+        return cls(read_model_files(folder), encodings)
 
     @cached_property
     def vocabulary(self) -> tuple[bytes, ...]:
@@ -123,7 +132,7 @@ class TextModel:
         Raises:
             Invalid: the text is no Unicode text.
         """
-        if not escaper.used:
+        if not escaper.used and (self._encodings is None or self._cuts is None):
             return self.encode(text, add_special=add_special, parse_special=True)
         ids: list[int] = []
         begin = 0
@@ -165,16 +174,35 @@ class TextModel:
 
     def _ids(self, text: str, parse_special: bool) -> list[int]:
         _check_unicode(text)
-        self._tokenizer.encode_special_tokens = not parse_special
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+
+        def encode(text: str) -> list[int]:
+            self._tokenizer.encode_special_tokens = not parse_special
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+            return ids
+
+        return self._kept("special" if parse_special else "plain", text, encode)
+
+    def _kept(self, way: str, text: str, encode: Callable[[str], list[int]]) -> list[int]:
+        """The ids of a text as `encode` makes them, from earlier texts where they are kept."""
+        if self._encodings is None:
+            return encode(text)
+        return list(self._encodings.encode(self._content + way.encode(), text, encode))
+
+    @cached_property
+    def _content(self) -> bytes:
+        """Names the tokenizer: equal digests may still cut words in other ways."""
+        return hashlib.sha256(self.files.tokenizer.encode("utf-8", "surrogatepass")).digest()
 
     def _special_places(self, text: str) -> list[tuple[int, tuple[int, int]]]:
         """Control tokens in a text, and from where to where they reach."""
         _check_unicode(text)
+        special = set(self.special)
+        if self._cuts is not None:
+            pattern, tokens = self._cuts
+            found = ((tokens[match[0]], match.span()) for match in pattern.finditer(text))
+            return [(token, place) for token, place in found if token in special]
         self._tokenizer.encode_special_tokens = False
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        special = set(self.special)
         return [
             (token, (start, end))
             for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
@@ -182,15 +210,35 @@ class TextModel:
             if token in special and self._added[token][0] in text[start:end]
         ]
 
-    def _stretch(self, text: str, offset: int) -> list[int]:
+    @cached_property
+    def _cuts(self) -> tuple[re.Pattern[str], dict[str, int]] | None:
+        """What finds the tokens at which the tokenizer cuts a text first, and their ids.
+
+        None where only the tokenizer itself can tell: a token takes white space along, stands for
+        whole words only, or is looked for in the normalised text.
+        """
+        added = self._tokenizer.get_added_tokens_decoder()
+        first = {token: found for token, found in added.items() if not found.normalized}
+        odd = any(one.single_word or one.lstrip or one.rstrip for one in first.values())
+        if odd or not first.keys() >= set(self.special):
+            return None
+        tokens = {found.content: token for token, found in first.items() if found.content}
+        return token_pattern(tokens), tokens
+
+    def _stretch(self, text: str, offset: int) -> Sequence[int]:
         if not text:
             return []
-        if offset == 0 or self._continuing is None:
+        continuing = self._continuing
+        if offset == 0 or continuing is None:
             return self._ids(text, parse_special=False)
         _check_unicode(text)
-        self._continuing.encode_special_tokens = True
-        ids: list[int] = self._continuing.encode(text, add_special_tokens=False).ids
-        return ids
+
+        def encode(text: str) -> list[int]:
+            continuing.encode_special_tokens = True
+            ids: list[int] = continuing.encode(text, add_special_tokens=False).ids
+            return ids
+
+        return self._kept("stretch", text, encode)
 
     @cached_property
     def _continuing(self) -> Any | None:

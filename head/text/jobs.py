@@ -25,6 +25,7 @@ from bus.messages.text import (
     RenderChat,
 )
 from bus.text.constraints import check_constraint, make_tokenizer
+from bus.text.encodings import Encodings
 from bus.text.escaping import Escaper
 from bus.text.model_files import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
 from bus.text.process import Handler, narrow_limits
@@ -45,8 +46,8 @@ CONSTRAINT_MEMORY_BYTES = 256 * 1024 * 1024
 class _Opened:
     """A model and its template, compiled when it is first needed."""
 
-    def __init__(self, folder: Path) -> None:
-        self.model = TextModel.open(folder)
+    def __init__(self, folder: Path, encodings: Encodings) -> None:
+        self.model = TextModel.open(folder, encodings)
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -65,6 +66,7 @@ class TextJobs:
 
     def __init__(self) -> None:
         self._models: OrderedDict[tuple[object, ...], _Opened] = OrderedDict()
+        self._encodings = Encodings()
 
     def handlers(self) -> Mapping[type, Handler]:
         """Handler of each job message."""
@@ -94,7 +96,12 @@ class TextJobs:
         """Text to ids."""
         model = self._model(job.folder)
         ids = model.encode(job.text, add_special=job.add_special, parse_special=job.parse_special)
-        return Encoded(job=job.job, ids=pack_ids(ids), digest=model.digest)
+        return Encoded(
+            job=job.job,
+            ids=pack_ids(ids),
+            digest=model.digest,
+            fresh_bytes=self._encodings.take_fresh(),
+        )
 
     def decode(self, job: Decode) -> Decoded:
         """Ids to text."""
@@ -114,7 +121,13 @@ class TextJobs:
         )
         ids = opened.model.encode_rendered(text, escaper, add_special=True)
         shown = _fitting(escaper.restore(text))
-        return Encoded(job=job.job, ids=pack_ids(ids), text=shown, digest=opened.model.digest)
+        return Encoded(
+            job=job.job,
+            ids=pack_ids(ids),
+            text=shown,
+            digest=opened.model.digest,
+            fresh_bytes=self._encodings.take_fresh(),
+        )
 
     def check_constraint(self, job: CheckConstraint) -> ConstraintChecked:
         """Whether a constraint can be honoured, in less time and memory than other jobs have."""
@@ -131,7 +144,7 @@ class TextJobs:
         """The opened model, opened again when a file of its folder has changed."""
         key = (folder, *_stamps(Path(folder)))
         if key not in self._models:
-            self._models[key] = _Opened(Path(folder))
+            self._models[key] = _Opened(Path(folder), self._encodings)
             while len(self._models) > OPEN_MODELS:
                 self._models.popitem(last=False)
         self._models.move_to_end(key)
