@@ -14,21 +14,21 @@ from typing import Any
 from agent.actions import Action, KeepParked, Note, SendToWorker, StopWorker, WorkerIsReady
 from agent.blobs import NodeBlobs, NodeBlobStore
 from agent.model_commands import ModelCommands
-from agent.parked_files import to_worker
 from agent.served_model import ServedModel
-from bus.agent_records import SendToHead, SubmitToWorker, ToWorker
+from agent.worker_jobs import EmbedJobs
+from agent.worker_requests import WorkerRequests
+from bus.agent_jobs import JobHandler, NodeJobs
+from bus.agent_records import SendToHead
 from bus.agent_session import AgentSession
 from bus.agent_status import AgentModel
-from bus.errors import BlobMissing, SuperfluidError
+from bus.errors import SuperfluidError
 from bus.ids import CommandId, GenerationId, ModelName, NodeIdentity, WorkerIncarnation
 from bus.messages import link, parts, worker
+from bus.messages.job_bodies import EMBED
+from bus.messages.link_jobs import WORKER_BEHIND
 from bus.version import __version__
 
 SOFTWARE = f"superfluid {__version__}"
-#: Codes of Declined that come from here.
-MODEL_NOT_SERVED = "model_not_served"
-MODEL_NOT_READY = "model_not_ready"
-WORKER_BEHIND = "worker_behind"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,7 @@ class AgentCore:
         files: where the files of requests go; None takes none.
         needed_bytes: what each of the models takes of memory, where that is known.
         budget_bytes: what all models may take together; 0 is no limit.
+        job_handlers: do jobs that need no worker, by kind.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class AgentCore:
         *,
         needed_bytes: Mapping[ModelName, int] = MappingProxyType({}),
         budget_bytes: int = 0,
+        job_handlers: Mapping[str, JobHandler] = MappingProxyType({}),
     ) -> None:
         self.identity = identity
         self._incarnation = incarnation
@@ -71,7 +73,13 @@ class AgentCore:
             name: ServedModel(name, needed_bytes=needed_bytes.get(name, 0)) for name in models
         }
         self._session = AgentSession()
-        self._blobs = NodeBlobs(files, self._session.blobs_in_use) if files is not None else None
+        self._blobs = NodeBlobs(files, self._blobs_in_use) if files is not None else None
+        self._requests = WorkerRequests(self._models, self._session, self._blobs)
+        self._jobs = NodeJobs(
+            {EMBED: EmbedJobs(self._models, self._do), **job_handlers},
+            self._tell,
+            self._requests.files_of,
+        )
         self._host = parts.HostStatus()
         self._actions: list[Action] = []
         self._link_is_up = False
@@ -80,7 +88,7 @@ class AgentCore:
             budget_bytes=budget_bytes,
             do=self._do,
             tell=self._tell,
-            runs_on=self._session.runs_on,
+            runs_on=lambda model: self._session.runs_on(model) or self._jobs.runs_on(model),
         )
         self._status_at: float | None = None
         self._ping_at: float | None = None
@@ -96,14 +104,17 @@ class AgentCore:
             worker.Restored: lambda found, said, _: self._session.parking.restored(
                 found.name, said
             ),
+            **dict.fromkeys(
+                worker.JOB_REPLIES, lambda _, said, now: self._jobs.worker_said(said.job, said, now)
+            ),
         }
 
     # --- what it shows ------------------------------------------------------------------------
 
     @property
     def is_busy(self) -> bool:
-        """Whether a generation is live."""
-        return self._session.is_generating
+        """Whether a generation, or a job, is live."""
+        return self._session.is_generating or self._jobs.is_busy
 
     def actions(self) -> list[Action]:
         """What to do since the last call, in order."""
@@ -154,6 +165,7 @@ class AgentCore:
     def link_down(self, now: float) -> None:
         """The link is gone; sessions and generations go on without it, by their leases."""
         self._session.link_down(now)
+        self._jobs.link_down()
         if self._blobs is not None:
             self._blobs.link_down(now)
         self._link_is_up = False
@@ -168,6 +180,8 @@ class AgentCore:
         """A message of the head. Heartbeats and such are the link's own and need nothing here."""
         if self._commands.receive(message, now):
             self._send_status(now)
+        elif self._jobs.receive(message, now):
+            return
         elif self._blobs is None or not self._blobs.receive(message, now):
             self._session.receive(message, now)
 
@@ -210,6 +224,7 @@ class AgentCore:
         for model in self._commands.due():
             why = f"{model.name} was unloaded from this node"
             self._session.model_gone(model.name, why)
+            self._jobs.worker_gone(model.name, why)
             self._take_session_actions()
             self._actions.append(StopWorker(model=model.name))
 
@@ -251,6 +266,7 @@ class AgentCore:
             return
         reason = found.exited(returncode)
         self._session.worker_lost(model, incarnation, reason)
+        self._jobs.worker_gone(model, reason)
         pairs = {"worker": incarnation, "reason": reason, "again_in_s": respawn_in_s}
         self._note("worker_exited", found, is_problem=respawn_in_s is not None, **pairs)
         self._send_status(now)
@@ -264,6 +280,7 @@ class AgentCore:
             return
         found.hung(reason)
         self._session.worker_lost(model, incarnation, reason)
+        self._jobs.worker_gone(model, reason)
         self._note("worker_hung", found, is_problem=True, worker=incarnation, reason=reason)
         self._send_status(now)
 
@@ -274,6 +291,10 @@ class AgentCore:
     def worker_parks_none(self, model: ModelName, message: worker.Park | worker.Restore) -> None:
         """The same of a request about a session's file."""
         self._session.parking.not_asked(model, message, _takes_no_more(model))
+
+    def worker_takes_no_job(self, model: ModelName, job: GenerationId) -> None:
+        """The same of a job."""
+        self._jobs.not_sent(job, _takes_no_more(model))
 
     def _worker_ready(self, found: ServedModel, message: worker.Ready, now: float) -> None:
         found.became_ready(message)
@@ -359,50 +380,20 @@ class AgentCore:
         """Move what the sessions want over, declining what no worker here can take."""
         while wanted := self._session.actions():
             for action in wanted:
-                match action:
-                    case SendToHead():
-                        if self._link_is_up:
-                            self._actions.append(action)
-                    case SubmitToWorker(model=model, submit=submit):
-                        self._submit(model, submit)
-                    case ToWorker(model=model, message=message):
-                        parking, found = self._session.parking, self._models.get(model)
-                        if (todo := to_worker(parking, model, found, message)) is not None:
-                            self._actions.append(todo)
+                if isinstance(action, SendToHead):
+                    self._tell(action.message)
+                elif (todo := self._requests.take(action)) is not None:
+                    self._actions.append(todo)
         if (kept := self._session.parking.take_kept()) is not None:
             self._actions.append(KeepParked(sessions=kept.sessions))
+
+    def _blobs_in_use(self) -> set[bytes]:
+        return self._session.blobs_in_use() | self._jobs.blobs_in_use()
 
     def _take_blob_messages(self) -> None:
         messages = [] if self._blobs is None else self._blobs.messages()
         if self._link_is_up:
             self._actions += [SendToHead(message=message) for message in messages]
-
-    def _submit(self, model: ModelName, submit: worker.Submit) -> None:
-        found = self._models.get(model)
-        if found is None or found.is_unloading:
-            why = f"this node does not serve {model}; load it there: sfctl model load {model} NODE"
-            self._session.decline(submit.generation, MODEL_NOT_SERVED, why)
-        elif found.phase != "ready":
-            why = f"{model} is {found.phase} on this node" + (
-                f": {found.problem}" if found.problem else "; wait until it is ready"
-            )
-            self._session.decline(submit.generation, MODEL_NOT_READY, why)
-        elif blobs := self._session.blobs_of(submit.generation):
-            self._submit_with_files(model, submit, blobs)
-        else:
-            self._actions.append(SendToWorker(model=model, message=submit))
-
-    def _submit_with_files(
-        self, model: ModelName, submit: worker.Submit, blobs: tuple[parts.BlobRef, ...]
-    ) -> None:
-        try:
-            if self._blobs is None:
-                raise BlobMissing("this node takes no files")
-            files = self._blobs.files_of(blobs)
-        except BlobMissing as error:
-            self._session.decline(submit.generation, error.code, error.message)
-        else:
-            self._actions.append(SendToWorker(model=model, message=replace(submit, files=files)))
 
     def _note(
         self, event: str, model: ServedModel, *, is_problem: bool = False, **pairs: object
@@ -418,6 +409,7 @@ class AgentCore:
             ValueError: one does not hold.
         """
         self._session.validate_state()
+        self._jobs.validate_state()
         if self._blobs is not None:
             self._blobs.validate_state()
         for model in self._models.values():

@@ -57,6 +57,8 @@ class ServedModel:
     needed_bytes: int = 0
     #: It is being unloaded: until when what runs may finish.
     unload_at: float | None = None
+    #: What a worker of it said that it makes, as in `ModelStatus`.
+    kind: str = ""
     #: Its worker was told to end.
     is_stopping: bool = False
 
@@ -85,6 +87,7 @@ class ServedModel:
         """The worker has loaded the model and tried it."""
         self.phase = "ready"
         self.ready = ready
+        self.kind = ready.kind
         self.problem = self.problem_code = ""
         self.failures = 0
 
@@ -139,6 +142,7 @@ class ServedModel:
             prefill_rate=self.meter.prefill_rate,
             worker=self.incarnation,
             worker_phase=self._worker_phase(),
+            kind=self.kind,
         )
         if self.ready is None:
             return common

@@ -7,9 +7,9 @@ takes long, its process uses CPU time: a held GIL or a long prefill answers noth
     work waits, no step, CPU time moves                                   for `stall_hard_s`
     the model is being loaded                                             for `load_limit_s`
 
-Work waits while a generation was submitted and neither finished nor paused, or a ping has no
-answer. A worker that says it is idle has nothing that it could run (its lanes may all be paused),
-which counts as a step.
+Work waits while a generation was submitted and neither finished nor paused, a job has no end and
+was not cancelled, or a ping has no answer. A worker that says it is idle has nothing that it could
+run (its lanes may all be paused), which counts as a step.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from typing import Literal
 from agent.proc_state import ProcessState
 from bus.ids import GenerationId
 from bus.messages.worker import (
+    JOB_ENDS,
+    JOB_REQUESTS,
+    Cancel,
     Output,
     Pause,
     Ping,
@@ -70,6 +73,8 @@ class WorkerWatch:
         self._phase: Literal["none", "loading", "serving"] = "none"
         #: Generations that the worker has to finish, and whether each is paused.
         self._owed: dict[GenerationId, bool] = {}
+        #: Jobs that it has to end.
+        self._jobs: set[GenerationId] = set()
         self._pinged = False
         self._steps = 0
         #: The last step, or when work began to wait; None while nothing waits.
@@ -91,6 +96,7 @@ class WorkerWatch:
         """The process is gone, or given up."""
         self._phase = "none"
         self._owed.clear()
+        self._jobs.clear()
         self._pinged = False
         self._steps = 0
         self._since = self._moved_at = None
@@ -105,6 +111,10 @@ class WorkerWatch:
                     self._owed[generation] = isinstance(message, Pause)
             case Ping():
                 self._pinged = True
+            case Cancel(generation=job):
+                self._jobs.discard(job)
+            case _ if isinstance(message, JOB_REQUESTS):
+                self._jobs.add(message.job)
         self._see_work(now)
 
     def heard(self, message: object, now: float) -> None:
@@ -123,6 +133,8 @@ class WorkerWatch:
                     if run.finish is not None:
                         self._owed.pop(run.generation, None)
                 self._see_steps(stats, now)
+            case _ if isinstance(message, JOB_ENDS):
+                self._jobs.discard(message.job)
         self._see_work(now)
 
     def _see_steps(self, stats: WorkerStats, now: float) -> None:
@@ -134,7 +146,7 @@ class WorkerWatch:
     def _see_work(self, now: float) -> None:
         if self._phase != "serving":
             return
-        waits = self._pinged or not all(self._owed.values())
+        waits = self._pinged or bool(self._jobs) or not all(self._owed.values())
         if not waits:
             self._since = None
         elif self._since is None:

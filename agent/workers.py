@@ -22,7 +22,7 @@ from agent.worker_watch import WorkerWatch
 from bus.errors import DecodeError, TooLarge
 from bus.ids import BootCounter, ModelName, WorkerIncarnation
 from bus.log import EventLog
-from bus.messages.worker import WORKER, Park, Restore, Submit
+from bus.messages.worker import JOB_REQUESTS, WORKER, Park, Restore, Submit
 from bus.transport import clock
 from bus.transport.child import ChildSpec
 from bus.transport.loop import Loop
@@ -205,6 +205,8 @@ class Workers:
             self._core.worker_behind(message.generation, model)
         elif isinstance(message, Park | Restore):
             self._core.worker_parks_none(model, message)
+        elif isinstance(message, JOB_REQUESTS):
+            self._core.worker_takes_no_job(model, message.job)
 
     def next_timeout(self) -> float | None:
         """When a worker is to be looked at (seconds), or None."""

@@ -25,8 +25,12 @@ SAMPLING = "sampling"
 MODELS = "models"
 #: Sessions that are parked in files; a node without it gives them up.
 PARKING = "parking"
+#: Work that makes no session: embeddings and such (the Job messages).
+JOBS = "jobs"
+#: Prompts in which tokens stand for files (`media` of GenerateReq).
+MEDIA = "media"
 #: Everything that this version can do.
-CAPABILITIES = (REKEY, PROBE, BLOBS, SAMPLING, MODELS, PARKING)
+CAPABILITIES = (REKEY, PROBE, BLOBS, SAMPLING, MODELS, PARKING, JOBS, MEDIA)
 
 
 def negotiated(ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:

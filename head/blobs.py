@@ -21,6 +21,7 @@ from bus.blob_sender import BlobSender, BlobSource, Outcome
 from bus.errors import SuperfluidError
 from bus.ids import GenerationId, NodeIdentity
 from bus.messages.link import GenerateReq, XferCredit, XferDone
+from bus.messages.link_jobs import JobStart
 from bus.timers import Timers
 from head.effects import LinkKey
 from head.outbox import Outbox
@@ -30,6 +31,9 @@ MAX_REMEMBERED = 4096
 #: How often one request's files go to one node again.
 MAX_AGAIN = 1
 
+#: What may name files.
+Request = GenerateReq | JobStart
+
 #: Told when a file does not reach the node: code, message, now.
 Failed = Callable[[str, str, float], None]
 
@@ -38,7 +42,7 @@ Failed = Callable[[str, str, float], None]
 class _Waiting:
     """A request that waits for its files."""
 
-    request: GenerateReq
+    request: Request
     missing: set[bytes]
     failed: Failed
     since: float
@@ -101,7 +105,7 @@ class BlobDesk:
 
     # --- requests -----------------------------------------------------------------------------
 
-    def generate(self, link: LinkKey, request: GenerateReq, failed: Failed, now: float) -> None:
+    def generate(self, link: LinkKey, request: Request, failed: Failed, now: float) -> None:
         """Send a request, after its files.
 
         Args:
@@ -115,27 +119,27 @@ class BlobDesk:
         if not missing:
             self._send(link, line, request)
             return
-        line.waiting[request.generation] = _Waiting(request, missing, failed, now)
+        line.waiting[_number(request)] = _Waiting(request, missing, failed, now)
         try:
             for blob in request.blobs:
                 if blob.sha256 in missing:
                     line.sender.offer("request", blob)
         except SuperfluidError as error:
             code, message = error.code, error.message
-            self._timers.at(now, lambda at: self._fail(link, request.generation, code, message, at))
+            self._timers.at(now, lambda at: self._fail(link, _number(request), code, message, at))
             return
         self._pump_soon(now)
 
-    def missing(self, link: LinkKey, request: GenerateReq, failed: Failed, now: float) -> bool:
+    def missing(self, link: LinkKey, request: Request, failed: Failed, now: float) -> bool:
         """A node has not what it was said to have: send the files again, and then the request.
 
         Returns:
             False when that was done already, and its owner is to try elsewhere.
         """
         line = self._lines.get(link)
-        if line is None or line.again.get(request.generation, 0) >= MAX_AGAIN:
+        if line is None or line.again.get(_number(request), 0) >= MAX_AGAIN:
             return False
-        line.again[request.generation] = line.again.get(request.generation, 0) + 1
+        line.again[_number(request)] = line.again.get(_number(request), 0) + 1
         for blob in request.blobs:
             line.there.pop(blob.sha256, None)
         self.generate(link, request, failed, now)
@@ -161,7 +165,7 @@ class BlobDesk:
 
     # --- inside -------------------------------------------------------------------------------
 
-    def _send(self, link: LinkKey, line: _Line, request: GenerateReq) -> None:
+    def _send(self, link: LinkKey, line: _Line, request: Request) -> None:
         for blob in request.blobs:
             self._remember(line, blob.sha256)
         self._outbox.send(link, request)
@@ -231,10 +235,15 @@ class BlobDesk:
             waiting.failed(code, message, now)
 
 
-def _after(waiting: _Waiting, now: float) -> GenerateReq:
+def _after(waiting: _Waiting, now: float) -> Request:
     """The request with what is left of its wall budget."""
     request = waiting.request
     if not request.wall_ms:
         return request
     waited_ms = round((now - waiting.since) * 1000)
     return replace(request, wall_ms=max(request.wall_ms - waited_ms, 1))
+
+
+def _number(request: Request) -> GenerationId:
+    """Generations and jobs have numbers of one kind."""
+    return request.job if isinstance(request, JobStart) else request.generation

@@ -39,6 +39,7 @@ from bus.messages.link import (
     XferCredit,
     XferDone,
 )
+from bus.messages.link_jobs import JobEnd, JobPart
 from bus.messages.link_parking import SessionParked, SessionRestored
 from bus.messages.sampling import SamplingParams
 from bus.timers import Timers
@@ -137,7 +138,8 @@ class HeadCore:
             timers=self._timers,
             next_command=self._numbers.commands.next,
         )
-        self.uploads = Uploads(self.outbox, files, self._timers, self.book.blobs_in_use)
+        self.uploads = Uploads(self.outbox, files, self._timers, self.runs.blobs_in_use)
+        self.media = Media(files, self.uploads)
         self._api = Api(self)
         self.runs.made.restore(stored.sessions)
         for answer in stored.answers:
@@ -174,6 +176,7 @@ class HeadCore:
         self._api.lines.client_gone(client)
         self.uploads.client_gone(client)
         for answer in self.book.client_gone(client):
+        self.runs.jobs.client_gone(client, now)
             self.runs.caught_up(answer, now)
             if answer.keep or answer.ended:
                 continue
@@ -187,9 +190,11 @@ class HeadCore:
         """A client does not take what it was sent."""
         self.book.stall(client)
 
+        self.runs.jobs.client_stalled(client)
     def client_reads(self, client: ClientKey, now: float) -> None:
         """It has taken all of it."""
         for answer in self.book.unstall(client):
+        self.runs.jobs.client_reads(client)
             self.runs.caught_up(answer, now)
 
     def link_up(
@@ -218,7 +223,7 @@ class HeadCore:
                 if message.draining:
                     self.runs.drains.look(now)
                 if opens:
-                    self.runs.waiting.schedule_all(now)
+                    self.runs.opened(now)
             case Lost():
                 self.runs.lost(link, message, now)
             case WorkerDied():
@@ -238,6 +243,8 @@ class HeadCore:
             case ModelAnswer():
                 self.models.answered(link, message)
             case XferCredit() | XferDone():
+            case JobPart() | JobEnd():
+                self.runs.jobs.receive(link, message, now)
                 self.runs.blobs.receive(link, message, now)
             case Heartbeat():
                 self.fleet.heartbeat(link, message)

@@ -24,6 +24,7 @@ from head.failover import Failover
 from head.fleet import Fleet
 from head.fleet_node import Node
 from head.generations import Generations
+from head.jobs import JobDesk
 from head.made_sessions import MadeSessions
 from head.numbers import Numbers
 from head.outbox import Outbox
@@ -109,6 +110,16 @@ class Runs:
             set_apart_on=lambda answer: self._failover.avoided(answer),
             failover_wait_s=policy.failover_wait_s,
         )
+        self.jobs = JobDesk(
+            policy=policy.waiting,
+            failover_wait_s=policy.failover_wait_s,
+            now=now,
+            outbox=outbox,
+            fleet=fleet,
+            blobs=self.blobs,
+            timers=timers,
+            next_number=numbers.generations.next,
+        )
         self._failover = Failover(
             reattach_s=policy.reattach_s,
             numbers=numbers,
@@ -186,7 +197,7 @@ class Runs:
         self.blobs.link_up(link, node.identity, node.incarnation)
         self._reconciler.link_up(link, node, confirm, now)
         self.drains.link_up(node, now)
-        self.waiting.schedule_all(now)
+        self.opened(now)
 
     def link_down(self, link: LinkKey, node: Node, reason: str, now: float, *, left: bool) -> None:
         """A node's link ended; `left` when it said goodbye."""
@@ -196,6 +207,16 @@ class Runs:
         self._reconciler.link_down(link)
         self.waiting.unsettle(now)
         self._failover.link_down(link, node.identity, reason, now, left=left)
+        self.jobs.link_down(link, reason, now, left=left)
+
+    def opened(self, now: float) -> None:
+        """A node may take now what it could not before."""
+        self.waiting.schedule_all(now)
+        self.jobs.schedule_all(now)
+
+    def blobs_in_use(self) -> set[bytes]:
+        """Hashes of the files that unfinished requests name."""
+        return self._book.blobs_in_use() | self.jobs.blobs_in_use()
 
     def restore(self, answer: Answer, stored: StoredAnswer, now: float) -> None:
         """An answer that ran when the head ended: it waits for its node, then moves."""

@@ -123,6 +123,7 @@ def _serve_encoder(
             tokenizer_digest=TextModel.open(folder.path).digest,
             device=DEVICE,
             load_s=load_s,
+            kind=folder.kind,
         )
     )
     _log_ready(folder, DEVICE, load_s)

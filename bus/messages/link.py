@@ -22,6 +22,7 @@ from bus.ids import (
     WorkerIncarnation,
 )
 from bus.messages.link_codec import LINK, MAX_MESSAGE_BYTES
+from bus.messages.link_jobs import JobStart
 from bus.messages.link_parking import SessionPark, SessionRestore
 from bus.messages.parts import (
     U8,
@@ -44,7 +45,7 @@ from bus.messages.parts import (
 )
 from bus.messages.sampling import SamplingParams
 
-__all__ = ["LINK", "MAX_MESSAGE_BYTES"]
+__all__ = ["LINK", "MAX_MESSAGE_BYTES", "JobStart"]
 
 # --- the end of the handshake -----------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The codec of Link-F; its messages are in bus/messages/link.py and link_parking.py."""
+"""The codec of Link-F; its messages are in link.py, link_parking.py and link_jobs.py."""
 
 from __future__ import annotations
 

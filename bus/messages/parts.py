@@ -50,7 +50,8 @@ class Segment:
 class ModelStatus:
     """One model on one node. Rates are tokens/s measured while busy; 0 is not yet known.
 
-    `worker_phase` and `steps` are the worker's progress, as in `WorkerBeat`.
+    `worker_phase` and `steps` are the worker's progress, as in `WorkerBeat`. `kind` is
+    what it is: empty for a decoder, `encoder`, `transcriber`; empty also before it is known.
     """
 
     name: Annotated[ModelName, OneLine()]
@@ -71,6 +72,7 @@ class ModelStatus:
     prefixes: Annotated[tuple[Annotated[bytes, MaxBytes(32)], ...], MaxItems(4096)] = ()
     worker_phase: Name = ""
     steps: int = 0
+    kind: Name = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -196,6 +196,8 @@ class Ready:
 
 
 @WORKER.message(tag=33)
+    #: As in `ModelStatus`.
+    kind: Name = ""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
     generation: GenerationId
@@ -305,3 +307,10 @@ class EmbedFailed:
     param: Name = ""
     length: int = 0
     max: int = 0
+
+
+#: What jobs ask of workers, what answers them and what of that is the last answer; each carries the
+#: `job` that it is about (bus/agent_jobs.py).
+JOB_REQUESTS = (Embed,)
+JOB_ENDS = (Embedded, EmbedFailed)
+JOB_REPLIES = JOB_ENDS

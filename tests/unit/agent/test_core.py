@@ -258,10 +258,12 @@ def test_a_killed_worker_loses_what_ran_and_the_next_one_serves(serving: Node) -
     serving.request()
     serving.say(worker.Accepted(generation=GenerationId(1)))
     serving.core.worker_exited(TOY, W1, -9, 0.25, 3.0)
-    note, lost, status = serving.taken()
+    note, died, lost, status = serving.taken()
     assert isinstance(note, Note)
     assert note.is_problem
     assert note.pairs["again_in_s"] == 0.25
+    assert isinstance(died, link.WorkerDied)
+    assert died.generations == (1,)
     assert isinstance(lost, link.Lost)
     assert (lost.worker, lost.generation) == (W1, 1)
     assert lost.reason == "the worker was ended by signal 9 (SIGKILL)"

@@ -1,0 +1,418 @@
+"""Jobs of nodes, from the first place in line to the one end, over all losses in between.
+
+    submit ──▶ waits ──a node has room──▶ runs ──JobEnd──▶ on_end
+                 ▲                         │  link or worker lost, the node is busy
+                 └─────────────────────────┘
+
+A job that is lost begins again on another node, or the same one, at most `MAX_STARTS` times; its
+owner sees each part once and in order. One that no node can do waits as long for one as a request
+for text does (head/waiting.py). Only what fits goes to nodes, everything else waits here, fairly by
+client.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from bus.errors import (
+    ERROR_TABLE,
+    BlobMissing,
+    Expired,
+    Internal,
+    NodeLost,
+    QueueFull,
+    SuperfluidError,
+)
+from bus.ids import GenerationId, ModelName, NodeIdentity, WorkerIncarnation
+from bus.messages.link_jobs import (
+    FIRST_PARTS,
+    MODEL_NOT_READY,
+    MODEL_NOT_SERVED,
+    UNKNOWN_KIND,
+    WORKER_BEHIND,
+    WORKER_LOST,
+    JobCancel,
+    JobEnd,
+    JobMore,
+    JobPart,
+    JobStart,
+)
+from bus.timers import Timers
+from head.blobs import BlobDesk
+from head.effects import NOBODY, ClientKey, LinkKey
+from head.fair_line import FairLine
+from head.fleet import Fleet
+from head.fleet_node import Node
+from head.job_kinds import JobDone, JobSpec, objection
+from head.job_records import Job, OnEnd, OnPart, Try
+from head.job_refusals import no_place
+from head.outbox import Outbox
+from head.waiting import MAX_RESTS, RECHECK_S, REST_S, WaitingPolicy
+
+__all__ = ["JobDesk", "JobDone", "JobSpec"]
+
+#: How often a job is begun before it counts as lost.
+MAX_STARTS = 3
+#: Jobs of one model that a node has at once.
+MAX_IN_FLIGHT = 4
+#: Bytes of bodies of all jobs.
+MAX_BODIES_BYTES = 128 * 1024 * 1024
+#: Jobs that are looked at behind ones that no node takes now.
+LOOK_AHEAD = 64
+#: A node can not now, and may a moment later.
+PASSING_CODES = frozenset({MODEL_NOT_READY, MODEL_NOT_SERVED, WORKER_BEHIND, QueueFull.code})
+
+
+class JobDesk:
+    """Owned by the core's runs.
+
+    Invariants: every job that runs is in `_by_try` under its try's number, and every other one in
+    its model's line; `_in_flight` counts the tries.
+
+    Args:
+        policy: how many may wait, and how long for a node that may come.
+        failover_wait_s: how long one that was lost waits for another node.
+        now: this moment; nodes may be on their way.
+        next_number: gives generation numbers.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: WaitingPolicy,
+        failover_wait_s: float,
+        now: float,
+        outbox: Outbox,
+        fleet: Fleet,
+        blobs: BlobDesk,
+        timers: Timers,
+        next_number: Callable[[], int],
+    ) -> None:
+        self._policy = policy
+        self._failover_wait_s = failover_wait_s
+        self._outbox = outbox
+        self._fleet = fleet
+        self._blobs = blobs
+        self._timers = timers
+        self._next_number = next_number
+        self._last_job = 0
+        self._jobs: dict[int, Job] = {}
+        self._by_try: dict[GenerationId, Job] = {}
+        self._lines: dict[ModelName, FairLine[int]] = {}
+        self._in_flight: Counter[tuple[NodeIdentity, ModelName]] = Counter()
+        self._stalled: set[ClientKey] = set()
+        self._recheck: int | None = None
+        self._started_s = now
+        self._settled_s = now + policy.node_wait_s
+
+    def submit(self, spec: JobSpec, on_part: OnPart, on_end: OnEnd, now: float) -> int:
+        """Have a job done. Its end may come before this returns.
+
+        Returns:
+            The job's number, for `cancel`.
+
+        Raises:
+            QueueFull: too many wait.
+        """
+        line = self._lines.setdefault(spec.model, FairLine())
+        size = sum(len(job.spec.body) for job in self._jobs.values()) + len(spec.body)
+        if len(line) >= self._policy.queue_limit or size > MAX_BODIES_BYTES:
+            raise QueueFull(
+                f"{len(line)} jobs wait for {spec.model} already; try again in a second, or add "
+                "a node",
+                retry_after_ms=1000,
+            )
+        self._last_job += 1
+        job = Job(number=self._last_job, spec=spec, on_part=on_part, on_end=on_end, since_s=now)
+        self._jobs[job.number] = job
+        if spec.wall_ms:
+            due = now + spec.wall_ms / 1000
+            job.wall_timer = self._timers.at(due, lambda at: self._expire(job, at))
+        line.push(spec.client, job.number)
+        self.schedule(spec.model, now)
+        return job.number
+
+    def cancel(self, number: int, now: float) -> None:
+        """Nobody waits for a job any more; it gives nothing from now on. Fine when it is over."""
+        if (job := self._jobs.get(number)) is not None:
+            self._forget(job, now)
+
+    def blobs_in_use(self) -> set[bytes]:
+        """Hashes of the files that jobs name."""
+        return {blob.sha256 for job in self._jobs.values() for blob in job.spec.blobs}
+
+    def counts(self) -> dict[ModelName, int]:
+        """How many jobs wait, by model."""
+        return {model: len(line) for model, line in self._lines.items() if len(line)}
+
+    # --- clients ------------------------------------------------------------------------------
+
+    def client_gone(self, client: ClientKey, now: float) -> None:
+        """End what a client's connection asked for."""
+        self._stalled.discard(client)
+        for job in [job for job in self._jobs.values() if job.spec.client == client != NOBODY]:
+            self._forget(job, now)
+
+    def client_stalled(self, client: ClientKey) -> None:
+        """A client takes nothing: its jobs send no further parts."""
+        self._stalled.add(client)
+
+    def client_reads(self, client: ClientKey) -> None:
+        """It reads again."""
+        self._stalled.discard(client)
+        for job in self._by_try.values():
+            if job.spec.client == client:
+                self._grant(job)
+
+    # --- nodes --------------------------------------------------------------------------------
+
+    def link_down(self, link: LinkKey, reason: str, now: float, *, left: bool) -> None:
+        """A node's link ended, with all jobs there; `left` when it said goodbye."""
+        self._settled_s = max(self._settled_s, now + self._policy.node_wait_s)
+        for job in list(self._by_try.values()):
+            if job.on is not None and job.on.link == link:
+                self._lose(job, f"the link to {job.on.node.identity} ended ({reason})", now,
+                           counts=not left)  # fmt: skip
+
+    def receive(self, link: LinkKey, message: JobPart | JobEnd, now: float) -> None:
+        """What a node says of a job; of one that is not there any more it is passed over."""
+        job = self._by_try.get(message.job)
+        if job is None or job.on is None or job.on.link != link:
+            return
+        if isinstance(message, JobPart):
+            self._part(job, job.on, message, now)
+        elif message.code:
+            self._failed(job, job.on, message, now)
+        elif message.parts != job.on.parts:
+            self._outbox.close_link(link, f"job {message.job} ended without all of its parts")
+        else:
+            done = JobDone(body=message.body, node=job.on.node.identity)
+            self._take_off(job, now)
+            self._end(job, done, now)
+
+    def _part(self, job: Job, on: Try, message: JobPart, now: float) -> None:
+        if message.seq != on.parts or message.seq >= on.granted:
+            why = f"part {message.seq} of job {message.job} where {on.parts} was due"
+            self._outbox.close_link(on.link, why)
+            return
+        on.parts += 1
+        self._grant(job)
+        # Of a job that was begun anew its owner has the first ones.
+        if not job.spec.of_kind.repeats or message.seq >= job.delivered:
+            job.delivered += 1
+            job.on_part(message.body, now)
+
+    def _grant(self, job: Job) -> None:
+        on = job.on
+        if on is None or job.spec.client in self._stalled:
+            return
+        if on.granted - on.parts <= FIRST_PARTS // 2:
+            on.granted = on.parts + FIRST_PARTS
+            self._outbox.send(on.link, JobMore(job=on.number, parts=on.granted))
+
+    def _failed(self, job: Job, on: Try, end: JobEnd, now: float) -> None:
+        name, why = on.node.identity, end.message or end.code
+        if end.code == WORKER_LOST:
+            self._fleet.worker_lost(name, job.spec.model, _worker_of(on), now)
+            self._lose(job, f"the worker of {job.spec.model} on {name} died ({why})", now)
+        elif end.code in PASSING_CODES:
+            self._rest(job, on.node, why, now)
+        elif end.code == UNKNOWN_KIND:
+            self._leave(job, on.node, why, now)
+        elif end.code == BlobMissing.code:
+            if not self._blobs.missing(on.link, on.request, self._file_failed(job, on), now):
+                self._leave(job, on.node, why, now)
+        else:
+            error = ERROR_TABLE.get(end.code, Internal)
+            details = {"length": end.length, "max": end.max} if end.max else None
+            self._take_off(job, now)
+            self._end(job, error(why, param=end.param or None, details=details), now)
+
+    def _file_failed(self, job: Job, on: Try) -> Callable[[str, str, float], None]:
+        def failed(code: str, message: str, now: float) -> None:
+            if job.on is on:
+                self._leave(job, on.node, f"a file did not reach it: {message}", now)
+
+        return failed
+
+    # --- from node to node ----------------------------------------------------------------------
+
+    def _lose(self, job: Job, why: str, now: float, *, counts: bool = True) -> None:
+        """What ran is gone: begin again, where that is possible."""
+        self._take_off(job, now)
+        job.lost += counts
+        job.failed_s, job.failure = now, why
+        spec = job.spec
+        if job.lost >= MAX_STARTS:
+            self._end(job, NodeLost(f"{why}; it was begun {job.lost} times; ask again"), now)
+        elif job.delivered and not spec.of_kind.repeats and spec.resume is None:
+            self._end(job, NodeLost(f"{why}, and it can not go on in its middle; ask again"), now)
+        else:
+            self._wait_again(job, now)
+
+    def _rest(self, job: Job, node: Node, why: str, now: float) -> None:
+        """Leave a node alone for a moment that could not take the job now."""
+        identity = node.identity
+        job.rests[identity] += 1
+        if job.rests[identity] > MAX_RESTS:
+            self._leave(job, node, why, now)
+            return
+
+        def rested(at: float) -> None:
+            job.resting.pop(identity, None)
+            self.schedule(job.spec.model, at)
+
+        job.resting[identity] = why
+        self._timers.at(now + REST_S, rested)
+        self._wait_again(job, now)
+
+    def _leave(self, job: Job, node: Node, why: str, now: float) -> None:
+        """A node can not do this job."""
+        job.tried[node.identity] = why
+        self._wait_again(job, now)
+
+    def _wait_again(self, job: Job, now: float) -> None:
+        self._take_off(job, now)
+        self._lines[job.spec.model].put_back(job.spec.client, job.number)
+        self.schedule(job.spec.model, now)
+
+    def _take_off(self, job: Job, now: float) -> None:
+        on, job.on = job.on, None
+        if on is not None:
+            del self._by_try[on.number]
+            self._in_flight[on.node.identity, job.spec.model] -= 1
+            self._blobs.drop(on.link, on.number, now)
+
+    # --- placing ------------------------------------------------------------------------------
+
+    def schedule_all(self, now: float) -> None:
+        """Something changed that may let jobs begin."""
+        for model in list(self._lines):
+            self.schedule(model, now)
+
+    def schedule(self, model: ModelName, now: float) -> None:
+        """Begin what can begin of a model's jobs, in their turn."""
+        line = self._lines[model]
+        passed: list[tuple[ClientKey, int]] = []
+        while len(passed) < LOOK_AHEAD and (taken := line.pop()) is not None:
+            if not self._place(self._jobs[taken[1]], now):
+                passed.append(taken)
+        for owner, number in reversed(passed):
+            line.put_back(owner, number)
+        for _, number in passed:
+            # What ends has an owner, who may ask for more at once.
+            if (job := self._jobs.get(number)) is not None and job.on is None:
+                self._refuse_hopeless(job, now)
+
+    def _place(self, job: Job, now: float) -> bool:
+        """Begin a job that is in no line, where least of its model runs; False when none can."""
+        model = job.spec.model
+        found: tuple[int, NodeIdentity, Node] | None = None
+        for node in self._fleet.nodes:
+            load = self._in_flight[node.identity, model]
+            if load < MAX_IN_FLIGHT and not self._objection(job, node):
+                this = (load, node.identity, node)
+                found = this if found is None or this[:2] < found[:2] else found
+        if found is None or found[2].link is None:
+            return False
+        self._begin(job, found[2], found[2].link, now)
+        return True
+
+    def _begin(self, job: Job, node: Node, link: LinkKey, now: float) -> None:
+        spec = job.spec
+        body = spec.body
+        if job.delivered and spec.resume is not None and not spec.of_kind.repeats:
+            body = spec.resume(body, job.delivered)
+        left_ms = spec.wall_ms - round((now - job.since_s) * 1000)
+        request = JobStart(
+            job=GenerationId(self._next_number()),
+            model=spec.model,
+            kind=spec.kind,
+            body=body,
+            blobs=spec.blobs,
+            qos=spec.qos,
+            wall_ms=max(left_ms, 1) if spec.wall_ms else 0,
+        )
+        on = job.on = Try(number=request.job, node=node, link=link, request=request)
+        self._by_try[on.number] = job
+        self._in_flight[node.identity, spec.model] += 1
+        self._blobs.generate(link, request, self._file_failed(job, on), now)
+
+    def _objection(self, job: Job, node: Node) -> str:
+        name = node.identity
+        return job.tried.get(name) or job.resting.get(name) or objection(node, job.spec)
+
+    def _refuse_hopeless(self, job: Job, now: float) -> None:
+        """End a job that waits when no node can do it, and none may come in time."""
+        objections = {node.identity: self._objection(job, node) for node in self._fleet.nodes}
+        if job.resting or not all(objections.values()):
+            return
+        if (until := self._waits_until(job, now)) is None:
+            self._end(job, no_place(self._fleet, job.spec, objections, job.failure), now)
+        elif self._recheck is None:
+            self._recheck = self._timers.at(min(until, now + RECHECK_S), self._look_again)
+
+    def _look_again(self, now: float) -> None:
+        self._recheck = None
+        self.schedule_all(now)
+
+    def _waits_until(self, job: Job, now: float) -> float | None:
+        """Until when a node may come for a job that none can do now; None when it is not to wait.
+
+        While a node could, it waited for room there, which is no fault of the fleet.
+        """
+        model = job.spec.model
+        alone_s = job.since_s if job.failed_s is None else job.failed_s
+        alone_s = max(alone_s, self._started_s, self._fleet.served_until_s(model))
+        loading = self._fleet.loading(model)
+        if job.failed_s is not None:
+            until = alone_s + self._failover_wait_s
+            return until if now < until else now + RECHECK_S if loading else None
+        until = alone_s + self._policy.node_wait_s
+        may_come = loading or (now < self._settled_s and not job.tried)
+        return until if may_come and now < until else None
+
+    # --- ends ---------------------------------------------------------------------------------
+
+    def _expire(self, job: Job, now: float) -> None:
+        job.wall_timer = None
+        text = f"the wall budget of {job.spec.wall_ms} ms ended before the job; give it more"
+        self._end(job, Expired(text), now)
+
+    def _end(self, job: Job, result: JobDone | SuperfluidError, now: float) -> None:
+        self._forget(job, now)
+        job.on_end(result, now)
+
+    def _forget(self, job: Job, now: float) -> None:
+        """Take a job out; the node that has it is told."""
+        model, on = job.spec.model, job.on
+        del self._jobs[job.number]
+        self._timers.cancel(job.wall_timer)
+        if on is None:
+            self._lines[model].remove_if(lambda number: number == job.number)
+        else:
+            self._take_off(job, now)
+            self._outbox.send(on.link, JobCancel(job=on.number))
+        if len(self._lines[model]):
+            self._timers.at(now, lambda at: self.schedule(model, at))
+
+    def validate_state(self) -> None:
+        """Check the invariants; for tests.
+
+        Raises:
+            ValueError: one does not hold.
+        """
+        running = {job.on.number: job for job in self._jobs.values() if job.on is not None}
+        counted = Counter(
+            (job.on.node.identity, job.spec.model) for job in running.values() if job.on
+        )
+        if running != self._by_try or counted != +self._in_flight:
+            raise ValueError("what runs is not what is counted")
+        if sum(map(len, self._lines.values())) != len(self._jobs) - len(running):
+            raise ValueError("a job neither runs nor waits, or does both")
+
+
+def _worker_of(on: Try) -> WorkerIncarnation:
+    """The worker that had a job, as the node's last status has it."""
+    return on.node.models[on.request.model].worker
