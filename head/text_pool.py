@@ -1,5 +1,8 @@
 """Runs the core's text jobs on text processes: one job in flight per process, the rest in line.
 
+A job goes to the free process that worked for its client last, which has encoded before what the
+client sends again (head/free_slots.py).
+
 Constraints have a process of their own, which does nothing else: a check may take seconds and may
 end it, and texts do not wait for that. Of clients that check constraints each has its turn there.
 
@@ -22,6 +25,7 @@ from bus.transport.child import ChildSpec
 from bus.transport.pool import ChildExited, ChildMessage, ProcessPool
 from head.effects import ClientKey
 from head.fair_line import FairLine
+from head.free_slots import FreeSlots
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +54,8 @@ class TextPool:
         self._cpu_s = cpu_s
         self._waiting: FairLine[Any] = FairLine()
         self._waiting_checks: FairLine[Any] = FairLine()
-        self._free: list[str] = []
+        self._free = FreeSlots()
+        self._checks_free = False
         self._in_flight: dict[str, Any] = {}
         #: When the slot got its job.
         self._since: dict[str, float] = {}
@@ -62,7 +67,7 @@ class TextPool:
     @property
     def ready(self) -> bool:
         """Whether any process for texts is up."""
-        return any(slot != CONSTRAINTS for slot in (*self._free, *self._in_flight))
+        return bool(self._free) or any(slot != CONSTRAINTS for slot in self._in_flight)
 
     def submit(self, client: ClientKey, job: object) -> None:
         """Put a message of bus/messages/text.py in line; clients take turns."""
@@ -98,11 +103,15 @@ class TextPool:
         else:
             self._in_flight.pop(event.slot, None)
             found.append(message)
-        self._free.append(event.slot)
+        if event.slot == CONSTRAINTS:
+            self._checks_free = True
+        else:
+            self._free.add(event.slot)
 
     def _on_exit(self, event: ChildExited, found: list[object]) -> None:
-        if event.slot in self._free:
-            self._free.remove(event.slot)
+        if event.slot == CONSTRAINTS:
+            self._checks_free = False
+        self._free.remove(event.slot)
         job = self._in_flight.pop(event.slot, None)
         log.warning(
             "text_process_ended slot=%s status=%s had_job=%s",
@@ -120,19 +129,19 @@ class TextPool:
         return hard != resource.RLIM_INFINITY and ran_s >= self._cpu_s
 
     def _hand_out(self) -> None:
-        for slot in list(self._free):
-            line = self._waiting_checks if slot == CONSTRAINTS else self._waiting
-            first = line.pop()
-            if first is None:
-                continue
-            client, job = first
-            self._free.remove(slot)
-            self._in_flight[slot] = job
-            self._since[slot] = clock.now()
-            if not self._pool.send(slot, TEXT.encode(job)):
-                # It ended a moment ago; its exit is on the way and will bring the next process.
-                del self._in_flight[slot]
-                line.put_back(client, job)
+        while self._free and (first := self._waiting.pop()) is not None:
+            self._give(self._free.take(first[0]), self._waiting, *first)
+        if self._checks_free and (first := self._waiting_checks.pop()) is not None:
+            self._checks_free = False
+            self._give(CONSTRAINTS, self._waiting_checks, *first)
+
+    def _give(self, slot: str, line: FairLine[Any], client: ClientKey, job: Any) -> None:
+        self._in_flight[slot] = job
+        self._since[slot] = clock.now()
+        if not self._pool.send(slot, TEXT.encode(job)):
+            # It ended a moment ago; its exit is on the way and will bring the next process.
+            del self._in_flight[slot]
+            line.put_back(client, job)
 
 
 def death(job: Any, returncode: int, may_be_cpu_limit: bool) -> TextFailed:
