@@ -116,8 +116,9 @@ class TextReady:
 class Described:
     """`vocabulary[i]` is what token i adds to the text, as bytes; specials add nothing there.
 
-    `special` lists ids that are control tokens. `bos` is None when the model has none. `kind` is
-    `decoder`, or `encoder` for a model that makes vectors and no text.
+    `special` lists ids that are control tokens, and `special_texts` how each of them is written:
+    an answer's reasoning and calls may be marked by some. `bos` is None when the model has none.
+    `kind` is `decoder`, or `encoder` for a model that makes vectors and no text.
     """
 
     job: int
@@ -128,6 +129,7 @@ class Described:
     digest: int
     has_template: bool
     kind: Name = "decoder"
+    special_texts: Annotated[tuple[Annotated[str, MaxBytes(4096)], ...], MaxItems(1 << 20)] = ()
 
 
 @TEXT.message(tag=34)
@@ -137,7 +139,8 @@ class Encoded:
 
     `fresh_bytes` is how much of the text, in UTF-8, had to be encoded: the rest was known. `tail`
     is what the end of a chat's prompt opened and did not close, such as `<think>`: the answer
-    begins inside it.
+    begins inside it. `channels` names the format of answers that the chat's template is written
+    for (head/text/channel_formats.py).
     """
 
     job: int
@@ -146,6 +149,7 @@ class Encoded:
     digest: int = 0
     fresh_bytes: U32 = 0
     tail: Document = ""
+    channels: Name = ""
 
 
 @TEXT.message(tag=35)

@@ -32,6 +32,7 @@ from bus.text.process import Handler, narrow_limits
 from bus.text.tokenizer import TextModel
 from bus.unpacking import unpack
 from head.encoders import ENCODER, folder_kind, makes_no_text
+from head.text.channel_formats import choose_format
 from head.text.templates import ChatTemplate
 
 #: How many tokenizers stay open; a large one takes half a GB.
@@ -55,6 +56,11 @@ class _Opened:
         if files.template is None and folder_kind(files.folder) == ENCODER:
             raise makes_no_text(files.name)
         return ChatTemplate(files.name, files.template, files.named_tokens)
+
+    @cached_property
+    def channels(self) -> str:
+        """The format of answers that the template is written for."""
+        return choose_format(self.model.files.template, self.model.special_texts).name
 
     @cached_property
     def constraint_tokenizer(self) -> LLTokenizer:
@@ -85,6 +91,9 @@ class TextJobs:
             job=job.job,
             vocabulary=model.vocabulary,
             special=model.special,
+            special_texts=tuple(
+                model.decode((token,), skip_special=False) for token in model.special
+            ),
             bos=model.bos,
             eos=model.eos,
             digest=model.digest,
@@ -126,6 +135,7 @@ class TextJobs:
             ids=pack_ids(ids),
             text=shown,
             digest=opened.model.digest,
+            channels=opened.channels,
             fresh_bytes=self._encodings.take_fresh(),
         )
 
