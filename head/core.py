@@ -139,7 +139,6 @@ class HeadCore:
             next_command=self._numbers.commands.next,
         )
         self.uploads = Uploads(self.outbox, files, self._timers, self.runs.blobs_in_use)
-        self.media = Media(files, self.uploads)
         self._api = Api(self)
         self.runs.made.restore(stored.sessions)
         for answer in stored.answers:
@@ -175,8 +174,8 @@ class HeadCore:
         self.texts.client_gone(client)
         self._api.lines.client_gone(client)
         self.uploads.client_gone(client)
-        for answer in self.book.client_gone(client):
         self.runs.jobs.client_gone(client, now)
+        for answer in self.book.client_gone(client):
             self.runs.caught_up(answer, now)
             if answer.keep or answer.ended:
                 continue
@@ -189,12 +188,12 @@ class HeadCore:
     def client_stalled(self, client: ClientKey) -> None:
         """A client does not take what it was sent."""
         self.book.stall(client)
-
         self.runs.jobs.client_stalled(client)
+
     def client_reads(self, client: ClientKey, now: float) -> None:
         """It has taken all of it."""
-        for answer in self.book.unstall(client):
         self.runs.jobs.client_reads(client)
+        for answer in self.book.unstall(client):
             self.runs.caught_up(answer, now)
 
     def link_up(
@@ -242,9 +241,9 @@ class HeadCore:
                 self.runs.reconciled(link, message, now)
             case ModelAnswer():
                 self.models.answered(link, message)
-            case XferCredit() | XferDone():
             case JobPart() | JobEnd():
                 self.runs.jobs.receive(link, message, now)
+            case XferCredit() | XferDone():
                 self.runs.blobs.receive(link, message, now)
             case Heartbeat():
                 self.fleet.heartbeat(link, message)
