@@ -28,6 +28,7 @@ from agent.models.foreign_files import has_safetensors, is_foreign
 from agent.models.pull import default_cache, pull
 from agent.models.registry import Unusable, find_model, list_models, remove_model
 from agent.models.sources import known_names
+from agent.models.whisper_config import is_whisper_source
 from agent.models.writer import check_name
 from bus.errors import Internal, Invalid, StartError, SuperfluidError
 
@@ -82,14 +83,16 @@ def run_import(arguments: argparse.Namespace) -> Path:
         from agent.models.encoder_importer import import_encoder
         from agent.models.foreign import import_foreign
         from agent.models.importer import import_gguf
+        from agent.models.whisper_importer import import_whisper
     except ModuleNotFoundError as error:
         raise _missing(error) from error
-    if source.is_dir() and (is_foreign(source) or not has_safetensors(source)):
+    whisper = is_whisper_source(source)
+    if not whisper and source.is_dir() and (is_foreign(source) or not has_safetensors(source)):
         variant = arguments.variant
         return import_foreign(source, target, variant=variant, progress=progress).path
     if arguments.variant is not None:
         raise Invalid(f"{source} has no variants; leave --variant out", param="variant")
-    make = import_encoder if source.is_dir() else import_gguf
+    make = import_whisper if whisper else import_encoder if source.is_dir() else import_gguf
     return make(source, target, progress=progress).path
 
 
@@ -184,8 +187,8 @@ def _parser() -> argparse.ArgumentParser:
     add.add_argument(
         "file",
         type=Path,
-        help="a GGUF file, an encoder's folder of safetensors, or a folder of onnxruntime-genai or "
-        "Optimum",
+        help="a GGUF file, an encoder's folder of safetensors, a Whisper's folder of CTranslate2, "
+        "or a folder of onnxruntime-genai or Optimum",
     )
     _add_variant(add)
     add.add_argument("--into", type=Path, required=True, help="the folder of models")

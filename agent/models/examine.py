@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from agent.models.architecture import DecoderConfig, check_shapes
 from agent.models.blocks import FORMATS
+from agent.models.ct2_file import Ct2File
 from agent.models.encoder_config import MODEL_TYPE, WEIGHTS, is_encoder_source, read_encoder_config
 from agent.models.estimate import LANES, estimate
 from agent.models.figures import MAX_POSITIONS, config_from_metadata
@@ -24,6 +25,13 @@ from agent.models.gguf_file import all_tensors, check_types, read_parts, vocab_s
 from agent.models.gguf_header import TensorInfo, read_header
 from agent.models.safetensors_file import SafetensorsFile
 from agent.models.tokenizer import check_vocabulary, read_vocabulary
+from agent.models.whisper_config import (
+    ARCHITECTURE,
+    is_whisper_source,
+    read_transcriber_figures,
+    read_whisper_config,
+)
+from agent.models.whisper_config import WEIGHTS as WHISPER_WEIGHTS
 from bus.errors import Invalid, ModelIncomplete
 from bus.text.model_files import eos_ids_by_file, template_file
 
@@ -78,6 +86,8 @@ def examine(path: Path, *, verify: bool = False, variant: str | None = None) -> 
     """
     if not path.is_dir():
         return examine_file(path)
+    if is_whisper_source(path) and not (path / RECORD).exists():
+        return examine_whisper(path)
     if is_foreign(path):
         return examine_foreign_folder(path, variant)
     if is_encoder_source(path) and not (path / RECORD).exists():
@@ -214,6 +224,34 @@ def examine_encoder(path: Path) -> Findings:
     return found.findings()
 
 
+def examine_whisper(path: Path) -> Findings:
+    """Look at the weights' variables, the lists and the tokenizer of a Whisper's folder."""
+    found = _Examination(path, "ctranslate2")
+    weights = found.attempt(lambda: Ct2File(path / WHISPER_WEIGHTS))
+    if weights is None:
+        return found.findings()
+    variables = [variable for variable in weights.variables.values() if variable.shape]
+    found.fact(
+        file_bytes=weights.path.stat().st_size,
+        tensors=len(variables),
+        parameters=sum(math.prod(variable.shape) for variable in variables),
+        quantization=dict(Counter(variable.kind for variable in variables)),
+    )
+    config = found.attempt(lambda: read_whisper_config(weights))
+    if config is None:
+        return found.findings()
+    found.fact(
+        architecture=ARCHITECTURE,
+        layers=config.text_layers,
+        vocab=config.vocab,
+        window=config.text_positions,
+    )
+    figures = found.attempt(lambda: read_transcriber_figures(path, config))
+    if figures is not None:
+        found.fact(languages=list(figures.languages))
+    return found.findings()
+
+
 def examine_folder(path: Path, *, verify: bool) -> Findings:
     """Look at a model folder: complete, of the sizes and, when verified, the hashes recorded."""
     found = _Examination(path, "folder")
@@ -259,9 +297,11 @@ def describe_folder(folder: ModelFolder) -> Findings:
 def folder_facts(folder: ModelFolder) -> Findings:
     """What a folder's record says, for people."""
     figures = folder.signature
-    encoder = {} if folder.encoder is None else asdict(folder.encoder)
-    if encoder:
-        encoder["dimensions"] = figures.hidden
+    own: Findings = {} if folder.encoder is None else asdict(folder.encoder)
+    if own:
+        own["dimensions"] = figures.hidden
+    if folder.transcriber is not None:
+        own["languages"] = list(folder.transcriber.languages)
     return {
         "name": folder.path.name,
         "architecture": folder.architecture,
@@ -275,5 +315,5 @@ def folder_facts(folder: ModelFolder) -> Findings:
         "window": figures.max_positions,
         "kv_bytes_per_token": folder.kv_bytes_per_token(),
         "float16_graph": folder.graph_float16 is not None,
-        **encoder,
+        **own,
     }

@@ -20,7 +20,15 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from agent.models.folder import ENCODER, GENAI_CONFIG, GRAPH, GRAPH_FLOAT16, RECORD, ModelFolder
+from agent.models.folder import (
+    DECODER,
+    ENCODER,
+    GENAI_CONFIG,
+    GRAPH,
+    GRAPH_FLOAT16,
+    RECORD,
+    ModelFolder,
+)
 from agent.models.graph_values import GraphValues
 from agent.models.writer import link_file, replacing_folder, write_json
 from bus.errors import Invalid, ModelIncomplete
@@ -29,6 +37,7 @@ from bus.errors import Invalid, ModelIncomplete
 _LENGTHS = ("seqlens_k", "total_sequence_length")
 #: Architectures that onnxruntime-genai calls otherwise.
 _GENAI_TYPES = {"gemma3": "gemma3_text"}
+_HEARS = "a transcriber; it writes what it hears"
 
 
 def export_genai(folder: ModelFolder, target: Path) -> Path:
@@ -42,16 +51,17 @@ def export_genai(folder: ModelFolder, target: Path) -> Path:
         `target`.
 
     Raises:
-        Invalid: there is something in `target`, or the folder is of a stage or an encoder, or has
+        Invalid: there is something in `target`, or the folder is of a stage or no decoder, or has
             no float32 graph.
         ModelIncomplete: its graph is not as this version writes it.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise Invalid(f"{target} is there already; choose a new folder or remove it", param="genai")
-    if folder.kind == ENCODER:
+    if folder.kind != DECODER:
+        what = "an encoder; it makes embeddings, not text" if folder.kind == ENCODER else _HEARS
         raise Invalid(
-            f"{folder.name} is an encoder; it makes embeddings, not text, and onnxruntime-genai "
-            "runs models that make text; name one of those",
+            f"{folder.name} is {what}, and onnxruntime-genai runs models that make text; name one "
+            "of those",
             param="model",
         )
     if folder.signature.first_layer or not {*_LENGTHS, "logits_idx"} <= {*folder.signature.inputs}:

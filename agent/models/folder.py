@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.models.sources import known_names, pulled_name
+from agent.models.transcriber_figures import TranscriberFigures, figures_from_record
 from bus.errors import ModelIncomplete, NotFound
 
 SCHEMA = 1
@@ -27,16 +28,21 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 GENAI_CONFIG = "genai_config.json"
 CONFIG = "config.json"
+#: Of a transcriber, whose `GRAPH` writes what this one heard.
+AUDIO_GRAPH = "audio.onnx"
+AUDIO_GRAPH_DATA = "audio.onnx.data"
 
 #: Kinds of models; a record without one is a decoder's.
 DECODER = "decoder"
 ENCODER = "encoder"
+TRANSCRIBER = "transcriber"
 #: How an encoder's vectors of tokens become one of a text: their mean, or the first.
 POOLINGS = ("mean", "cls")
 #: What every folder has; the chat template and the float16 graph may be absent.
 REQUIRED = {
     DECODER: (GRAPH, GRAPH_DATA, TOKENIZER, TOKENIZER_CONFIG, GENAI_CONFIG),
     ENCODER: (GRAPH, GRAPH_DATA, TOKENIZER, CONFIG),
+    TRANSCRIBER: (AUDIO_GRAPH, AUDIO_GRAPH_DATA, GRAPH, GRAPH_DATA, TOKENIZER),
 }
 
 _READ_BYTES = 1 << 20
@@ -57,7 +63,7 @@ class Signature:
     Attributes:
         first_layer: 0, or where a stage begins.
         layers: layers in this folder.
-        kv_heads: 0 of an encoder, which keeps nothing of a token.
+        kv_heads: 0 of encoders and transcribers, which keep nothing of a token.
         vocab: width of the logits; of an encoder, ids that it knows.
         max_positions: length of the position tables: no token may stand behind it.
         inputs: names of the graph's inputs.
@@ -86,7 +92,7 @@ class SelfTest:
     Attributes:
         margin: by how much that token's logit led the next one.
         vector: of an encoder, in place of the token (then -1): the first values of its mean of the
-            prompt, of length 1.
+            prompt, of length 1; of a transcriber, beside the token: the first logits after it.
     """
 
     prompt: tuple[int, ...]
@@ -126,6 +132,7 @@ class ModelFolder:
         add_bos: whether plain text is preceded by it.
         files: name to record, for every file but the record itself.
         encoder: set of an encoder, which makes vectors; a decoder makes text.
+        transcriber: set of a transcriber, which writes what it hears.
     """
 
     path: Path
@@ -141,6 +148,7 @@ class ModelFolder:
     self_test: SelfTest
     files: Mapping[str, FileRecord]
     encoder: EncoderFigures | None = None
+    transcriber: TranscriberFigures | None = None
 
     @classmethod
     def open(cls, path: Path, *, verify: bool = False) -> ModelFolder:
@@ -165,7 +173,9 @@ class ModelFolder:
 
     @property
     def kind(self) -> str:
-        """`decoder` or `encoder`."""
+        """`decoder`, `encoder` or `transcriber`."""
+        if self.transcriber is not None:
+            return TRANSCRIBER
         return DECODER if self.encoder is None else ENCODER
 
     @property
@@ -315,19 +325,20 @@ def _from_record(path: Path, record: Mapping[str, Any]) -> ModelFolder:
                 for name, entry in record["files"].items()
             },
             encoder=_encoder(path, record),
+            transcriber=_transcriber(record),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _incomplete(path, f"{RECORD} is damaged ({error!r})") from error
 
 
 def _encoder(path: Path, record: Mapping[str, Any]) -> EncoderFigures | None:
-    """An encoder's figures; None of a decoder."""
+    """An encoder's figures; None of another kind."""
     kind = record.get("kind", DECODER)
     if kind not in REQUIRED:
         raise _incomplete(
             path, f"its kind is {kind!r} and this version knows {', '.join(REQUIRED)}"
         )
-    if kind == DECODER:
+    if kind != ENCODER:
         return None
     figures = record["encoder"]
     if figures["pooling"] not in POOLINGS or not record["self_test"]["vector"]:
@@ -335,3 +346,12 @@ def _encoder(path: Path, record: Mapping[str, Any]) -> EncoderFigures | None:
     return EncoderFigures(
         str(figures["pooling"]), bool(figures["normalize"]), int(figures["trained_tokens"])
     )
+
+
+def _transcriber(record: Mapping[str, Any]) -> TranscriberFigures | None:
+    """A transcriber's figures; None of another kind."""
+    if record.get("kind", DECODER) != TRANSCRIBER:
+        return None
+    if not record["self_test"]["vector"]:
+        raise ValueError("no self-test of a transcriber")
+    return figures_from_record(record["transcriber"])

