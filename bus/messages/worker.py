@@ -193,11 +193,11 @@ class Ready:
     tokenizer_digest: int
     device: Annotated[str, MaxBytes(64)]
     load_s: float
+    #: As in `ModelStatus`.
+    kind: Name = ""
 
 
 @WORKER.message(tag=33)
-    #: As in `ModelStatus`.
-    kind: Name = ""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
     generation: GenerationId
