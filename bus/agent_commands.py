@@ -17,6 +17,7 @@ from bus.errors import Invalid
 from bus.ids import Epoch, SessionId
 from bus.messages import link
 from bus.messages.link_parking import SessionForget, SessionPark, SessionRestore
+from bus.messages.media import check_media
 from bus.messages.parts import CommandRef
 from bus.node_leases import NodeLeases
 from bus.qos import LOWEST_CLASS
@@ -162,6 +163,10 @@ class SessionCommands:
         if len(self._generations.of_session(held.session)) >= GENERATIONS_PER_SESSION:
             why = f"{GENERATIONS_PER_SESSION} finished generations wait for their acknowledgement"
             return "session_busy", why
+        try:
+            check_media(message.media, len(message.blobs), message.prompt_tokens)
+        except Invalid as error:
+            return error.code, error.message
         expected = message.prompt_tokens + message.generated_tokens
         if held.incomplete or expected != len(held.context):
             return CONTEXT_MISMATCH, (

@@ -217,6 +217,7 @@ class Generation:
             wall_ms=self.request.wall_ms,
             qos=held.qos,
             exact=exact,
+            media=self.request.media,
         )
 
 

@@ -31,6 +31,7 @@ from bus.messages.link import (
     SessionRevoke,
 )
 from bus.messages.link_parking import SessionPark, SessionRestore
+from bus.messages.media import MediaRef
 from bus.messages.parts import BlobRef, Finish, GenerationView, SessionView, TokenRun
 from bus.messages.sampling import SamplingParams
 
@@ -79,6 +80,7 @@ class GenerationPlan:
     wall_ms: int
     exact: bool
     blobs: tuple[BlobRef, ...] = ()
+    media: tuple[MediaRef, ...] = ()
 
 
 class HeadSession:
@@ -207,6 +209,7 @@ class HeadSession:
             wall_ms=plan.wall_ms,
             exact=plan.exact,
             blobs=plan.blobs,
+            media=plan.media,
         )
 
     def resume(self, generation: GenerationId, next_seq: int) -> None:

@@ -174,4 +174,5 @@ class Affinity:
 
 
 def _seed(answer: Answer) -> bytes:
-    return chain_seed(answer.model, [blob.sha256 for blob in answer.blobs])
+    places = [b"%d %d %d" % (ref.offset, ref.blob, ref.tokens) for ref in answer.media]
+    return chain_seed(answer.model, [*(blob.sha256 for blob in answer.blobs), *places])

@@ -54,9 +54,11 @@ class AnswerOperations:
             raise Invalid("the prompt is empty; give at least one token of text", param="prompt")
         if asked.prompt is not None:
             self._refuse_hopeless(asked.model, asked.prompt)
+        media = self._core.media.of_prompt(asked)
         answer = self._open_answer(request, asked, now)
         if answer is None:
             return
+        answer.media = media
         admission = self._admission(request, asked, answer)
         if asked.tokens is not None:
             admission.take_ids(asked.tokens, now)
@@ -68,6 +70,7 @@ class AnswerOperations:
         asked = from_map(ChatRequest, only_known(request.body))
         if not asked.messages:
             raise Invalid("messages is empty; give at least one message", param="messages")
+        self._core.media.check_chat(asked.model, asked.messages)
         messages = msgpack.packb(list(asked.messages))
         options = msgpack.packb(asked.template or {})
         if len(options) > MAX_OPTIONS_BYTES:

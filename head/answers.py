@@ -24,9 +24,11 @@ from bus.ids import (
     unpack_ids,
 )
 from bus.messages.api import MAX_CREDIT, AnswerUsage, EndBody, Timing, error_body
+from bus.messages.media import MediaRef
 from bus.messages.parts import BlobRef
 from bus.messages.sampling import SamplingParams
 from bus.text.stops import AnswerText
+from head.answer_pieces import AnswerPieces, Channels, pieces_map
 from head.effects import ClientKey, Reply
 from head.logprobs import token_logprobs
 from head.rows import PutAccount
@@ -86,6 +88,8 @@ class Answer:
     keep_output: bool = True
     #: Files that it names; the head keeps them until it has ended.
     blobs: tuple[BlobRef, ...] = ()
+    #: Tokens of its prompt that stand for one of them.
+    media: tuple[MediaRef, ...] = ()
     #: Of the tokenizer that its ids are of; 0 while it is not known, and of an older version.
     tokenizer_digest: int = 0
     #: Of what was asked, for a repeated key; empty when an older version took the request.
@@ -94,8 +98,10 @@ class Answer:
     stored: bool = False
     tokens: array[int] = field(default_factory=lambda: array("I"))
     logprobs: bytearray = field(default_factory=bytearray)
-    #: Looks for stop strings; made when they are first looked for.
-    reader: AnswerText | None = None
+    #: Of an answer to a chat that is read in channels: how.
+    channels: Channels | None = None
+    #: Looks for stop strings, or calls; made when they are first looked for.
+    reader: AnswerText | AnswerPieces | None = None
     #: The stop string that its text was cut at.
     stop: str = ""
     #: Stored answers have it from the store; empty until the end.
@@ -143,6 +149,17 @@ class Answer:
     @property
     def ended(self) -> bool:
         return self.stage == ENDED
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it ended before its model was done."""
+        return self.finish not in ("stop", "tool_calls")
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the head itself looks into it, for what ends it."""
+        channels = self.channels
+        return bool(self.sampling.stop if channels is None else channels.stops or channels.tools)
 
     @property
     def may_be_tried_again(self) -> bool:
@@ -226,7 +243,7 @@ class Subscription:
     closed: bool = False
     #: Its connection takes nothing now: all waits where it is kept anyway.
     stalled: bool = False
-    text: AnswerText | None = None
+    text: AnswerText | AnswerPieces | None = None
 
     @property
     def is_behind(self) -> bool:
@@ -272,15 +289,17 @@ class Subscription:
         answer, sampling = self.answer, self.answer.sampling
         end = self.offset + max(EVENT_ENTRIES // max(sampling.logprobs, 1), 1)
         fresh = answer.tokens[self.offset : end]
-        text = self._reader(texts).push(fresh)
+        found = self._reader(texts).push(fresh)
         # As `to_map` makes it of a `TokenEvent`, for a fifth of the time.
         event: dict[str, Any] = {
             "offset": self.offset,
             "tokens": fresh.tolist(),
-            "text": text,
+            "text": found if isinstance(found, str) else found.text,
             "index": 0,
             "type": "token",
         }
+        if not isinstance(found, str):
+            event |= pieces_map(found)
         if size := sampling.record_bytes:
             records = bytes(answer.logprobs[size * self.offset : size * end])
             others = sampling.logprobs - 1
@@ -294,13 +313,19 @@ class Subscription:
     def _end(self, texts: TextDesk) -> Reply:
         if self.answer.error is not None:
             return self.fail(self.answer.error)
-        tail = self._reader(texts).finish()
+        reader = self._reader(texts)
+        more: dict[str, Any] = {}
+        if isinstance(reader, AnswerText):
+            tail = reader.finish()
+        else:
+            pieces = reader.finish(cut=self.answer.is_cut)
+            tail, more = pieces.text, pieces_map(pieces)
         self.closed = True
-        return self._reply("end", to_map(self.answer.end_body(tail)))
+        return self._reply("end", to_map(self.answer.end_body(tail)) | more)
 
-    def _reader(self, texts: TextDesk) -> AnswerText:
+    def _reader(self, texts: TextDesk) -> AnswerText | AnswerPieces:
         if self.text is None:
-            self.text = answer_text(self.answer, texts)
+            self.text = answer_reader(self.answer, texts)
             self.text.push(self.answer.tokens[: self.offset])
         return self.text
 
@@ -308,13 +333,18 @@ class Subscription:
         return Reply(client=self.client, body={"id": self.request, "kind": kind, **body})
 
 
-def answer_text(answer: Answer, texts: TextDesk) -> AnswerText:
-    """What makes an answer's text, by the tokenizer that its ids are of.
+def answer_reader(answer: Answer, texts: TextDesk) -> AnswerText | AnswerPieces:
+    """What makes an answer's text, or its channels, by the tokenizer that its ids are of.
 
     Raises:
         TokenizerUnavailable: the head has it no more.
     """
-    return texts.new_answer_text(answer.model, answer.sampling, answer.tokenizer_digest)
+    if answer.channels is None:
+        return texts.new_answer_text(answer.model, answer.sampling, answer.tokenizer_digest)
+    known = texts.description(answer.model, answer.tokenizer_digest)
+    # Of a made session's turns each has calls of its own.
+    name = f"{answer.session}/{answer.id}"
+    return AnswerPieces(known, answer.channels, name, answer.sampling.min_tokens)
 
 
 def until_stop(answer: Answer, ids: PackedIds, texts: TextDesk) -> tuple[int, str]:
@@ -323,16 +353,38 @@ def until_stop(answer: Answer, ids: PackedIds, texts: TextDesk) -> tuple[int, st
     The node looks for stops too, to end in time; what the caller sees is what is found here. While
     the head does not know the model's tokenizer, all tokens belong to the answer.
     """
-    stops = answer.sampling.stop
-    if not stops or not texts.vocabulary_size(answer.model, answer.tokenizer_digest):
+    if not answer.is_read or not texts.vocabulary_size(answer.model, answer.tokenizer_digest):
         return count_ids(ids), ""
+    reader = _caught_up(answer, texts)
+    kept = 0 if reader.stop else reader.until_stop(unpack_ids(ids))
+    return kept, reader.stop
+
+
+def model_ended(answer: Answer, texts: TextDesk) -> str:
+    """How an answer is said to end whose model ended it: `stop`, or `tool_calls`.
+
+    What only the end completes may be a stop string, too, which is then the answer's.
+    """
+    if answer.channels is None or not answer.is_read:
+        return "stop"
+    if not texts.vocabulary_size(answer.model, answer.tokenizer_digest):
+        return "stop"
+    reader = _caught_up(answer, texts)
+    if isinstance(reader, AnswerPieces):
+        reader.finish(cut=False)
+        answer.stop = reader.stop
+        return "tool_calls" if reader.calls and not reader.stop else "stop"
+    return "stop"
+
+
+def _caught_up(answer: Answer, texts: TextDesk) -> AnswerText | AnswerPieces:
+    """The answer's own reader, which took all of its tokens."""
     if answer.reader is None:
-        answer.reader = answer_text(answer, texts)
+        answer.reader = answer_reader(answer, texts)
     reader = answer.reader
     if reader.tokens < len(answer.tokens):
         reader.push(answer.tokens[reader.tokens :])
-    kept = 0 if reader.stop else reader.until_stop(unpack_ids(ids))
-    return kept, reader.stop
+    return reader
 
 
 def _ms(start_s: float, end_s: float) -> float:

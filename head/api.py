@@ -169,6 +169,7 @@ OPERATIONS: dict[str, Operation] = {
     "detokenize": Api.detokenize,
     "put_blob": lambda api, request, now: api.blobs.put_blob(request, now),
     "has_blob": lambda api, request, now: api.blobs.has_blob(request, now),
+    "media.probe": lambda api, request, now: api.blobs.probe(request, now),
     "explain": lambda api, request, now: api.placing.explain(request, now),
     "status": Api.status,
     "nodes": Api.nodes,

@@ -249,6 +249,8 @@ def encode_options(answer: Answer) -> bytes:
             "pause_when_slow": answer.pause_when_slow,
             "keep_output": answer.keep_output,
             "blobs": [to_map(blob) for blob in answer.blobs],
+            "channels": answer.channels.to_map() if answer.channels is not None else None,
+            "media": [to_map(ref) for ref in answer.media],
             "request_digest": answer.request_digest,
             "tokenizer_digest": answer.tokenizer_digest,
         }

@@ -53,6 +53,7 @@ from head.effects import ClientKey, Effects, LinkKey, Reply
 from head.enrolment import Enrolment, Way
 from head.fleet import Fleet
 from head.fleet_node import DialedAddress
+from head.media import Media
 from head.model_desk import ModelDesk
 from head.node_marks import NodeMarks
 from head.numbers import Numbers
@@ -139,6 +140,7 @@ class HeadCore:
             next_command=self._numbers.commands.next,
         )
         self.uploads = Uploads(self.outbox, files, self._timers, self.runs.blobs_in_use)
+        self.media = Media(files, self.uploads)
         self._api = Api(self)
         self.runs.made.restore(stored.sessions)
         for answer in stored.answers:

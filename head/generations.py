@@ -178,6 +178,7 @@ class Generations:
             wall_ms=answer.budget_left_ms(now),
             exact=answer.exact,
             blobs=answer.blobs,
+            media=answer.media,
         )
 
     def _announce(self, answer: Answer, session: Session, placed: Placed) -> None:

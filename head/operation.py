@@ -28,6 +28,7 @@ from head.storage import Storage
 from head.texts import TextDesk
 
 if TYPE_CHECKING:
+    from head.media import Media
     from head.uploads import Uploads
 
 #: What a repeat of a request may change: how it is sent and read, not what is asked.
@@ -78,6 +79,7 @@ class Core(Protocol):
     runs: Runs
     models: ModelDesk
     uploads: Uploads
+    media: Media
     storage: Storage
     put_back: PutBack
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from bus.capabilities import BLOBS, SAMPLING
+from bus.capabilities import BLOBS, MEDIA, SAMPLING
 from bus.ids import ModelName, NodeIdentity, NumericsId, count_ids
 from head.affinity import Affinity
 from head.answers import Answer
@@ -171,7 +171,11 @@ class Placer:
 
 def _needs(answer: Answer) -> tuple[str, ...]:
     """The capabilities that a node must have to run it as asked."""
-    wanted = {BLOBS: bool(answer.blobs), SAMPLING: not answer.sampling.is_plain}
+    wanted = {
+        BLOBS: bool(answer.blobs),
+        MEDIA: bool(answer.media),
+        SAMPLING: not answer.sampling.is_plain,
+    }
     return tuple(name for name, is_wanted in wanted.items() if is_wanted)
 
 

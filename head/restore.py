@@ -7,9 +7,11 @@ import msgpack
 from bus.api_maps import from_map
 from bus.errors import error_from_dict
 from bus.ids import NodeIdentity, PackedIds, count_ids, unpack_ids
+from bus.messages.media import MediaRef
 from bus.messages.parts import BlobRef
 from bus.messages.sampling import SamplingParams
 from head.accounts import account_of
+from head.answer_pieces import Channels
 from head.answers import ENDED, NOT_KNOWN_S, PREPARING, Answer
 from head.book import AnswerBook
 from head.rows import FINISHED, StoredAnswer
@@ -26,6 +28,7 @@ def answer_from(stored: StoredAnswer, book: AnswerBook, now: float) -> Answer:
     error = error_from_dict(msgpack.unpackb(stored.error)) if stored.error else None
     finished = stored.state == FINISHED
     sampling = from_map(SamplingParams, options["sampling"])
+    channels = options.get("channels")
     if len(stored.logprobs) != sampling.record_bytes * count_ids(stored.tokens):
         raise ValueError("it has not as many log-probabilities as tokens")
     made = count_ids(stored.tokens) > stored.first_offset
@@ -42,7 +45,9 @@ def answer_from(stored: StoredAnswer, book: AnswerBook, now: float) -> Answer:
         exact=options["exact"],
         pause_when_slow=options.get("pause_when_slow", False),
         keep_output=options.get("keep_output", True),
+        channels=Channels.from_map(channels) if channels else None,
         blobs=tuple(from_map(BlobRef, blob) for blob in options.get("blobs", ())),
+        media=tuple(from_map(MediaRef, ref) for ref in options.get("media", ())),
         request_digest=options.get("request_digest", b""),
         tokenizer_digest=options.get("tokenizer_digest", 0),
         keep=stored.on_disconnect == "keep",

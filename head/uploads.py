@@ -5,6 +5,7 @@ An upload belongs to its connection: it is dropped with it, and after a minute w
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
@@ -28,6 +29,9 @@ from head.outbox import Outbox
 MAX_OF_CLIENT = 8
 MAX_UPLOADS = 64
 IDLE_S = 60.0
+
+#: Told once of bytes that were to be kept: their name, or why they are not.
+Kept = Callable[[BlobRef | SuperfluidError], None]
 
 
 @dataclass(slots=True)
@@ -59,6 +63,8 @@ class Uploads:
         self._timers = timers
         self._in_use = in_use
         self._uploads: dict[tuple[ClientKey, bytes], _Upload] = {}
+        #: Who waits for bytes that came inside a request.
+        self._inside: dict[Partial, Kept] = {}
         self._timer: int | None = None
 
     def __len__(self) -> int:
@@ -104,9 +110,30 @@ class Uploads:
             return
         self._finish(upload, request)
 
+    def keep(self, data: bytes, then: Kept) -> None:
+        """Keep bytes that came whole inside a request, as a file under their hash.
+
+        Args:
+            then: called when they are on disk, at once when they were.
+        """
+        blob = blob_of(data)
+        if self._store.length(blob.sha256) is not None:
+            then(blob)
+            return
+        try:
+            partial = self._store.begin(blob, self._in_use())
+            self._store.write(partial, data)
+        except SuperfluidError as error:
+            then(error)
+            return
+        self._inside[partial] = then
+        self._store.keep(partial)
+
     def settle(self) -> None:
         """The store may have put files on disk."""
         for settled in self._store.settled():
+            if (then := self._inside.pop(settled.partial, None)) is not None:
+                then(settled.error or settled.partial.blob)
             sha256 = settled.partial.blob.sha256
             for key in [key for key in self._uploads if key[1] == sha256]:
                 upload = self._uploads[key]
@@ -195,6 +222,11 @@ class Uploads:
         if self._uploads:
             due = min(upload.heard_at for upload in self._uploads.values()) + IDLE_S
             self._timer = self._timers.at(max(due, now + 1.0), self._drop_idle)
+
+
+def blob_of(data: bytes) -> BlobRef:
+    """The name of bytes."""
+    return BlobRef(sha256=hashlib.sha256(data).digest(), length=len(data))
 
 
 def check_hash(sha256: bytes, param: str = "sha256") -> None:

@@ -122,7 +122,7 @@ class Worker(WorkerLoop):
             self.post(reply)
 
     def _submit(self, submit: Submit) -> None:
-        if submit.files and not self._engine.knows(submit.generation):
+        if (submit.files or submit.media) and not self._engine.knows(submit.generation):
             self._refuse(submit, Invalid(NO_FILES, param="blobs"))
             return
         try:

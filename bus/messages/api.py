@@ -16,6 +16,7 @@ from bus.api_maps import from_map
 from bus.errors import DecodeError, Invalid, SuperfluidError
 from bus.fields import MaxBytes, MaxItems, OneOf, Range
 from bus.ids import ModelName, RequestId, SessionId
+from bus.messages.media import MAX_MEDIA, MediaRef
 from bus.messages.parts import U32, Fraction, Position
 from bus.messages.sampling import (
     MAX_BIASES,
@@ -115,6 +116,8 @@ class GenerateRequest(GenerationOptions):
 
     prompt: Text | None = None
     tokens: Ids | None = None
+    #: Of `tokens`, those that stand for one of `blobs`.
+    media: Annotated[tuple[MediaRef, ...], MaxItems(MAX_MEDIA)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from bus.ids import (
 from bus.messages.link_codec import LINK, MAX_MESSAGE_BYTES
 from bus.messages.link_jobs import JobStart
 from bus.messages.link_parking import SessionPark, SessionRestore
+from bus.messages.media import MAX_MEDIA, MediaRef
 from bus.messages.parts import (
     U8,
     U32,
@@ -278,6 +279,8 @@ class GenerateReq(CommandRef):
     wall_ms: int = 0
     exact: bool = False
     blobs: Annotated[tuple[BlobRef, ...], MaxItems(64)] = ()
+    #: Which tokens of the prompt stand for which of `blobs`.
+    media: Annotated[tuple[MediaRef, ...], MaxItems(MAX_MEDIA)] = ()
 
 
 @LINK.message(tag=20, priority=2)

@@ -15,6 +15,7 @@ from typing import Annotated
 from bus.codec import Codec
 from bus.fields import MaxBytes, MaxItems, OneOf, Range
 from bus.ids import GenerationId, NumericsId, PackedIds, SessionId, WorkerIncarnation
+from bus.messages.media import MAX_MEDIA, MediaRef
 from bus.messages.parts import U8, U32, Finish, Name, Segment
 from bus.messages.sampling import SamplingParams
 
@@ -91,6 +92,8 @@ class Submit:
     files: Annotated[tuple[Path, ...], MaxItems(64)] = ()
     #: Prefixes are shared only between requests of one salt.
     salt: Salt = b""
+    #: Which tokens of the prompt stand for which of `files`.
+    media: Annotated[tuple[MediaRef, ...], MaxItems(MAX_MEDIA)] = ()
 
 
 @WORKER.message(tag=2)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from bus.messages import worker
+from bus.messages.media import MediaRef
 from tests.harness.blob_rig import BlobsInMemory, blob_of, some_bytes
 from tests.harness.fleet_checks import check_complete
 from tests.harness.memory_fleet import MemoryFleet, Stream
 from tests.harness.memory_node import NodeHost
+from tests.harness.memory_parts import MODEL
 from tests.harness.memory_watch import Observer
 
 DATA = some_bytes(700_000)
@@ -206,3 +208,25 @@ def test_a_turn_of_a_session_may_name_files_too() -> None:
         fleet.finish(turn)
         assert turn.end is not None
         assert watch.seen[-1][1].files == files
+
+
+def test_a_prompt_with_media_reaches_the_worker_over_moves_and_restarts() -> None:
+    fleet, watch = fleet_with(2, DATA)
+    assert fleet.head is not None
+    fleet.head.core.media.has_vision = lambda model: True
+    prompt = list(b"an image")
+    media = [{"offset": 3, "blob": 0, "tokens": 2}, {"offset": 5, "blob": 0, "tokens": 3}]
+    keys = {"model": MODEL, "tokens": prompt, "max_new": 200, "blobs": [HASH], "key": "k"}
+    stream = fleet.request("generate", media=media, **keys)
+    fleet.run_until(lambda: len(stream.tokens) > 20)
+    first, _ = watch.seen[-1]
+    fleet.kill_head()
+    fleet.start_head()
+    again = fleet.request("attach", key="k")
+    fleet.run_until(lambda: len(again.tokens) > 40)
+    next(node for node in fleet.nodes if node.name == first).kill()
+    fleet.finish(again)
+    check_complete(again, "an image", 200)
+    assert {node for node, _ in watch.seen} == {"node-1", "node-2"}
+    refs = (MediaRef(offset=3, blob=0, tokens=2), MediaRef(offset=5, blob=0, tokens=3))
+    assert all(submit.media == refs for _, submit in watch.seen)
