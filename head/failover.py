@@ -55,7 +55,7 @@ PASSING_CODES = frozenset(
 #: How a node refuses to go on with an answer whose constraint another one took.
 REPLAY_CODES = frozenset({ConstraintReplayFailed.code, ConstraintInvalid.code})
 #: Ends of answers that their workers lived to see.
-WHOLE = frozenset({"stop", "length"})
+WHOLE = frozenset({"stop", "tool_calls", "length"})
 
 
 class Failover:

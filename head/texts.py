@@ -297,6 +297,17 @@ class TextDesk:
         """
         return self._known(model, digest).vocabulary
 
+    def description(self, model: ModelName, digest: int = 0) -> Described:
+        """A tokenizer.
+
+        Args:
+            digest: of the one that is meant; 0 for the one that the model has now.
+
+        Raises:
+            TokenizerUnavailable: there is no description of it.
+        """
+        return self._known(model, digest)
+
     def new_answer_text(
         self, model: ModelName, sampling: SamplingParams, digest: int = 0
     ) -> AnswerText:

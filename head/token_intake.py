@@ -13,7 +13,8 @@ from bus.messages.parts import Finish, TokenRun
 from bus.timers import Timers
 from head.accounts import keep_account
 from head.acks import AckDesk
-from head.answers import FINISH_NAMES, Answer, until_stop
+from head.answer_readers import model_ended, until_stop
+from head.answers import FINISH_NAMES, Answer
 from head.book import AnswerBook
 from head.effects import LinkKey
 from head.failover import Failover
@@ -215,4 +216,6 @@ class TokenIntake:
             if answer.sampling.stop and answer.reader is None:
                 # Without the tokenizer the node's word is all there is.
                 answer.stop = finish.stop
+            if name == "stop":
+                name = model_ended(answer, self._texts)
             self._failover.end(session, name, now)

@@ -34,6 +34,10 @@ class Detokenizer:
             )
         )
 
+    def push_bytes(self, data: bytes) -> str:
+        """The text that bytes complete which no token of the vocabulary adds."""
+        return self._decoder.decode(data)
+
     def finish(self) -> str:
         """The text that the end completes: none, since a character that was cut is dropped."""
         self._decoder.reset()

@@ -1,0 +1,67 @@
+"""Who looks into answers at the head: its clients' readers, and the head for what ends them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bus.ids import PackedIds, count_ids, unpack_ids
+from bus.text.stops import AnswerText
+from head.answer_pieces import AnswerPieces
+from head.texts import TextDesk
+
+if TYPE_CHECKING:
+    from head.answers import Answer
+
+
+def answer_reader(answer: Answer, texts: TextDesk) -> AnswerText | AnswerPieces:
+    """What makes an answer's text, or its channels, by the tokenizer that its ids are of.
+
+    Raises:
+        TokenizerUnavailable: the head has it no more.
+    """
+    if answer.channels is None:
+        return texts.new_answer_text(answer.model, answer.sampling, answer.tokenizer_digest)
+    known = texts.description(answer.model, answer.tokenizer_digest)
+    # Of a made session's turns each has calls of its own.
+    name = f"{answer.session}/{answer.id}"
+    return AnswerPieces(known, answer.channels, name, answer.sampling.min_tokens)
+
+
+def until_stop(answer: Answer, ids: PackedIds, texts: TextDesk) -> tuple[int, str]:
+    """How many of an answer's next tokens belong to it, and the stop string that they complete.
+
+    The node looks for stops too, to end in time; what the caller sees is what is found here. While
+    the head does not know the model's tokenizer, all tokens belong to the answer.
+    """
+    if not answer.is_read or not texts.vocabulary_size(answer.model, answer.tokenizer_digest):
+        return count_ids(ids), ""
+    reader = _caught_up(answer, texts)
+    kept = 0 if reader.stop else reader.until_stop(unpack_ids(ids))
+    return kept, reader.stop
+
+
+def model_ended(answer: Answer, texts: TextDesk) -> str:
+    """How an answer is said to end whose model ended it: `stop`, or `tool_calls`.
+
+    What only the end completes may be a stop string, too, which is then the answer's.
+    """
+    if answer.channels is None or not answer.is_read:
+        return "stop"
+    if not texts.vocabulary_size(answer.model, answer.tokenizer_digest):
+        return "stop"
+    reader = _caught_up(answer, texts)
+    if isinstance(reader, AnswerPieces):
+        reader.finish(cut=False)
+        answer.stop = reader.stop
+        return "tool_calls" if reader.calls and not reader.stop else "stop"
+    return "stop"
+
+
+def _caught_up(answer: Answer, texts: TextDesk) -> AnswerText | AnswerPieces:
+    """The answer's own reader, which took all of its tokens."""
+    if answer.reader is None:
+        answer.reader = answer_reader(answer, texts)
+    reader = answer.reader
+    if reader.tokens < len(answer.tokens):
+        reader.push(answer.tokens[reader.tokens :])
+    return reader
