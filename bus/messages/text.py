@@ -102,6 +102,21 @@ class CheckConstraint:
     constraint: Constraint
 
 
+@TEXT.message(tag=6)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodeTexts:
+    """Each text to ids for a model that makes a vector of it, with what goes around a text.
+
+    Control tokens written in a text are text. `first` is the place of the first one among the
+    texts of its request, for errors.
+    """
+
+    job: int
+    folder: FolderPath
+    texts: Annotated[tuple[Document, ...], MaxItems(1024)]
+    first: U32 = 0
+
+
 # --- replies ----------------------------------------------------------------------------------
 
 
@@ -180,3 +195,13 @@ class ConstraintChecked:
     """The constraint can be honoured."""
 
     job: int
+
+
+@TEXT.message(tag=38)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextsEncoded:
+    """Ids of each text, of the tokenizer with this digest."""
+
+    job: int
+    ids: Annotated[tuple[PackedIds, ...], MaxItems(1024)]
+    digest: int = 0

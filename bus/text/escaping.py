@@ -16,8 +16,10 @@ from collections.abc import Collection
 
 from bus.errors import TooLarge
 
-#: Supplementary private use area B; text that has such characters itself has them escaped too.
+#: Supplementary private use area B; text that has such characters itself has them escaped too, and
+#: with them the last character of all, which is never used here: callers may mark places with it.
 _FIRST, _LAST = 0x100000, 0x10FFFD
+MARK = "\U0010ffff"
 
 
 class Escaper:
@@ -34,7 +36,7 @@ class Escaper:
         self._begins = {begin for begin, _ in cuts}
         self._ends = {end for _, end in cuts}
         texts = "|".join(re.escape(text) for text in self._special)
-        own = f"[{chr(_FIRST)}-{chr(_LAST)}]"
+        own = f"[{chr(_FIRST)}-{MARK}]"
         self._found = re.compile(f"{texts}|{own}" if texts else own)
         self._characters: dict[str, str] = {}
 
@@ -51,6 +53,14 @@ class Escaper:
         """The text with all escaped that could become part of a control token."""
         if 0 < len(text) <= self._longest and any(text in special for special in self._special):
             return self._character(text)
+        return self.escape_value(text)
+
+    def escape_value(self, text: str) -> str:
+        """The same for a text that templates may compare with a word.
+
+        It differs where the whole text lies in the middle of a control token, as "object" does in
+        `<|object_ref_start|>`: only a template that writes both sides of it makes one of that.
+        """
         # Ends first: what is inside is then cut off from them.
         start = self._overlap_at_start(text)
         end = self._overlap_at_end(text[start:])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,10 @@ from bus.errors import ModelIncomplete, NotFound
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
+#: Folders that may hold further templates, each as NAME.jinja.
+TEMPLATE_FOLDERS = ("additional_chat_templates", "chat_templates")
+MAX_NAMED_TEMPLATES = 32
+_DEFAULT = "default"
 #: Ours first: where it says something of BOS, the others do not count.
 RECORD = "superfluid.json"
 #: Files that may name end-of-sequence ids, and under which key they hold them.
@@ -42,6 +46,7 @@ class ModelFiles:
         bos_id: begin-of-sequence id as our record has it.
         add_bos: whether text is preceded by it; None when no file says so.
         template: the chat template's source.
+        named_templates: sources of further ones, by name, such as `tool_use`.
     """
 
     name: str
@@ -52,6 +57,12 @@ class ModelFiles:
     bos_id: int | None
     add_bos: bool | None
     template: str | None
+    named_templates: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def has_template(self) -> bool:
+        """Whether there is any chat template."""
+        return self.template is not None or bool(self.named_templates)
 
 
 def read_model_files(folder: Path) -> ModelFiles:
@@ -84,6 +95,7 @@ def read_model_files(folder: Path) -> ModelFiles:
         bos_id=record.get("bos_id"),
         add_bos=add_bos if isinstance(add_bos, bool) else None,
         template=_template(folder / CHAT_TEMPLATE, config),
+        named_templates=_named_templates(folder, config),
     )
 
 
@@ -131,7 +143,9 @@ def template_file(folder: Path) -> str | None:
     if (folder / CHAT_TEMPLATE).is_file():
         return CHAT_TEMPLATE
     config = _object(folder / TOKENIZER_CONFIG)
-    return TOKENIZER_CONFIG if _template(folder / CHAT_TEMPLATE, config) else None
+    if _template(folder / CHAT_TEMPLATE, config) or _named_templates(folder, config):
+        return TOKENIZER_CONFIG
+    return None
 
 
 def _eos_ids(folder: Path) -> Iterator[tuple[str, int]]:
@@ -157,6 +171,23 @@ def _template(file: Path, config: Mapping[str, Any]) -> str | None:
         ) from error
     found = config.get("chat_template")
     if isinstance(found, list):
-        by_name = {item.get("name"): item.get("template") for item in found if type(item) is dict}
-        found = by_name.get("default")
+        found = _listed(found).get(_DEFAULT)
     return found if isinstance(found, str) else None
+
+
+def _named_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Templates beside the default one: listed in the configuration, or files of their own."""
+    listed = config.get("chat_template")
+    found = _listed(listed) if isinstance(listed, list) else {}
+    for name in TEMPLATE_FOLDERS:
+        for file in sorted((folder / name).glob("*.jinja"))[:MAX_NAMED_TEMPLATES]:
+            text = _template(file, {})
+            if text is not None:
+                found[file.stem] = text
+    found.pop(_DEFAULT, None)
+    return dict(list(found.items())[:MAX_NAMED_TEMPLATES])
+
+
+def _listed(items: list[Any]) -> dict[str, str]:
+    pairs = ((item.get("name"), item.get("template")) for item in items if type(item) is dict)
+    return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}

@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 
 DEFAULT_CPU_S = 10
 DEFAULT_MEMORY_BYTES = 2 * 1024**3
-#: What a TextFailed has room for, in characters of at most four bytes.
-_MESSAGE_CHARACTERS, _PARAM_CHARACTERS = 1000, 32
+#: What a TextFailed has room for: characters of at most four bytes, and bytes.
+_MESSAGE_CHARACTERS, _PARAM_BYTES = 1000, 128
 
 Handler = Callable[[Any], object]
 
@@ -175,7 +175,9 @@ def _failed(job: Any, code: str, message: str, param: str = "") -> TextFailed:
     short = (
         message if len(message) <= _MESSAGE_CHARACTERS else message[:_MESSAGE_CHARACTERS] + "..."
     )
-    return TextFailed(job=job.job, code=code, message=short, param=param[:_PARAM_CHARACTERS])
+    # Places in messages and tools are long; names in them may be any text.
+    place = param.encode("utf-8", "replace")[:_PARAM_BYTES].decode("utf-8", "ignore")
+    return TextFailed(job=job.job, code=code, message=short, param=place)
 
 
 def _send(pipe: WorkerPipe, reply: object) -> None:

@@ -22,7 +22,9 @@ from bus.messages.text import (
     Described,
     Encode,
     Encoded,
+    EncodeTexts,
     RenderChat,
+    TextsEncoded,
 )
 from bus.text.constraints import check_constraint, make_tokenizer
 from bus.text.encodings import Encodings
@@ -32,8 +34,11 @@ from bus.text.process import Handler, narrow_limits
 from bus.text.tokenizer import TextModel
 from bus.unpacking import unpack
 from head.encoders import ENCODER, folder_kind, makes_no_text
+from head.json_values import MAX_DEPTH
 from head.text.channel_formats import choose_format
+from head.text.prompts import ChatPrompt, Prompt
 from head.text.templates import ChatTemplate
+from head.tool_definitions import read_tools
 
 #: How many tokenizers stay open; a large one takes half a GB.
 OPEN_MODELS = 4
@@ -53,14 +58,11 @@ class _Opened:
     @cached_property
     def template(self) -> ChatTemplate:
         files = self.model.files
-        if files.template is None and folder_kind(files.folder) == ENCODER:
+        if not files.has_template and folder_kind(files.folder) == ENCODER:
             raise makes_no_text(files.name)
-        return ChatTemplate(files.name, files.template, files.named_tokens)
-
-    @cached_property
-    def channels(self) -> str:
-        """The format of answers that the template is written for."""
-        return choose_format(self.model.files.template, self.model.special_texts).name
+        return ChatTemplate(
+            files.name, files.template, files.named_tokens, named=files.named_templates
+        )
 
     @cached_property
     def constraint_tokenizer(self) -> LLTokenizer:
@@ -79,6 +81,7 @@ class TextJobs:
         return {
             Describe: self.describe,
             Encode: self.encode,
+            EncodeTexts: self.encode_texts,
             RenderChat: self.render_chat,
             Decode: self.decode,
             CheckConstraint: self.check_constraint,
@@ -97,7 +100,7 @@ class TextJobs:
             bos=model.bos,
             eos=model.eos,
             digest=model.digest,
-            has_template=model.files.template is not None,
+            has_template=model.files.has_template,
             kind=folder_kind(Path(job.folder)),
         )
 
@@ -112,6 +115,18 @@ class TextJobs:
             fresh_bytes=self._encodings.take_fresh(),
         )
 
+    def encode_texts(self, job: EncodeTexts) -> TextsEncoded:
+        """Texts to ids, for vectors."""
+        model = self._model(job.folder)
+        ids = []
+        for place, text in enumerate(job.texts, job.first):
+            try:
+                ids.append(pack_ids(model.encode_whole(text)))
+            except Invalid as error:
+                param = f"input[{place}]"
+                raise Invalid(f"{param}: {error.message}", param=param) from None
+        return TextsEncoded(job=job.job, ids=tuple(ids), digest=model.digest)
+
     def decode(self, job: Decode) -> Decoded:
         """Ids to text."""
         model = self._model(job.folder)
@@ -122,20 +137,22 @@ class TextJobs:
         """Messages through the template, then to ids."""
         opened = self._open(job.folder)
         escaper = Escaper(opened.model.special_texts)
-        text = opened.template.render(
-            unpack(job.messages, max_bytes=MAX_TEXT_BYTES),
+        chat = ChatPrompt(
+            opened.template,
             escaper,
-            add_generation_prompt=job.add_generation_prompt,
-            options=_options(job.options),
+            _unpacked(job.messages),
+            read_tools(_unpacked(job.tools)),
+            _options(job.options),
         )
-        ids = opened.model.encode_rendered(text, escaper, add_special=True)
-        shown = _fitting(escaper.restore(text))
+        prompt = _prompt(chat, job)
+        ids = opened.model.encode_rendered(prompt.text, escaper, add_special=prompt.begins)
         return Encoded(
             job=job.job,
             ids=pack_ids(ids),
-            text=shown,
+            text=_fitting(escaper.restore(prompt.text)),
+            tail=prompt.tail,
             digest=opened.model.digest,
-            channels=opened.channels,
+            channels=choose_format(chat.format_source, opened.model.special_texts).name,
             fresh_bytes=self._encodings.take_fresh(),
         )
 
@@ -171,8 +188,20 @@ def _stamps(folder: Path) -> list[int]:
     return found
 
 
+def _prompt(chat: ChatPrompt, job: RenderChat) -> Prompt:
+    if job.after_answer:
+        return chat.after_answer()
+    if job.continue_final:
+        return chat.open_ended()
+    return chat.whole(add_generation_prompt=job.add_generation_prompt)
+
+
+def _unpacked(data: bytes) -> Any:
+    return unpack(data, max_bytes=MAX_TEXT_BYTES, max_depth=MAX_DEPTH)
+
+
 def _options(data: bytes) -> dict[str, Any]:
-    options = unpack(data, max_bytes=MAX_TEXT_BYTES)
+    options = _unpacked(data)
     if not isinstance(options, dict) or not all(isinstance(key, str) for key in options):
         raise Invalid("template should be a map with text keys", param="template")
     return options

@@ -1,7 +1,9 @@
-"""Chat messages as clients send them, made into what every template can take, or refused.
+"""Chat messages as clients send them, made into one form, or refused by name.
 
-Clients send content as text, as a list of parts, as null, or leave it out; templates mostly want
-text. Roles are a closed set, since some templates make a control token of the role's name.
+Clients send content as text, as a list of parts, as null, or leave it out; the one form has text.
+Roles are a closed set, since some templates make a control token of the role's name. What else is
+in a message stays for the template; what is null is left out, since templates tell the two apart
+and few mean to.
 """
 
 from __future__ import annotations
@@ -9,25 +11,40 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bus.errors import Invalid
+from bus.errors import Invalid, TooLarge
 from bus.fields import kind_of
+from head.json_values import check_json, check_text
+from head.text.tool_messages import Message, check_identifier, name_results, read_call, read_calls
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-
-Message = dict[str, Any]
+MAX_MESSAGES = 4096
+#: Parts of a content that are text: of chats, and of what programs for responses send.
+_TEXT_PARTS = ("text", "input_text", "output_text")
+#: What programs call the reasoning of an answer; templates read the first, one of them the second.
+REASONING = ("reasoning_content", "thinking", "reasoning")
+#: Read by rules of their own.
+_READ = frozenset({"role", "content", "tool_calls", "function_call", *REASONING})
 
 
 def normalise(messages: object) -> list[Message]:
-    """Messages with a known role and text content; everything else in them stays.
+    """Messages with a known role and text content; the arguments of calls are `Arguments`.
 
     Raises:
         Invalid: with `param` naming the message and what is wrong with it.
+        TooLarge: there are too many.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise Invalid("messages should be a list of messages", param="messages")
     if not messages:
         raise Invalid("messages is empty; send at least one message", param="messages")
-    return [_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
+    if len(messages) > MAX_MESSAGES:
+        raise TooLarge(
+            f"messages has {len(messages)} messages; at most {MAX_MESSAGES} are taken",
+            param="messages",
+        )
+    return name_results(
+        _message(message, f"messages[{place}]") for place, message in enumerate(messages)
+    )
 
 
 def _message(message: object, where: str) -> Message:
@@ -39,14 +56,63 @@ def _message(message: object, where: str) -> Message:
             f"{where}.role is {_shown(role)}; it should be one of {', '.join(ROLES)}",
             param=f"{where}.role",
         )
-    return {**message, "role": role, "content": _content(message.get("content"), where)}
+    others = {
+        key: value for key, value in message.items() if value is not None and key not in _READ
+    }
+    return {
+        "role": "tool" if role == "function" else role,
+        "content": _content(message.get("content"), where),
+        **_reasoning(message, where),
+        **_calls(message, role, where),
+        **check_json(_identified(others, where), where),
+    }
+
+
+def _identified(others: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    for key in ("name", "tool_call_id"):
+        if key in others:
+            check_identifier(others[key], f"{where}.{key}")
+    return others
+
+
+def _reasoning(message: Mapping[str, Any], where: str) -> Message:
+    given = [name for name in REASONING if message.get(name) is not None]
+    for name in given:
+        if not isinstance(message[name], str):
+            raise Invalid(
+                f"{where}.{name} should be text, not {kind_of(message[name])}",
+                param=f"{where}.{name}",
+            )
+        check_text(message[name], f"{where}.{name}")
+    if not given or not message[given[0]]:
+        return {}
+    text = message[given[0]]
+    return {"thinking": text, **{name: message[name] for name in given}, "reasoning_content": text}
+
+
+def _calls(message: Mapping[str, Any], role: str, where: str) -> Message:
+    calls, name = message.get("tool_calls"), "tool_calls"
+    if not calls and message.get("function_call") is not None:
+        # As calls were sent before there could be several.
+        name = "function_call"
+        found = [read_call(message[name], f"{where}.{name}")]
+    elif calls is None or calls == []:
+        return {}
+    else:
+        found = read_calls(calls, f"{where}.{name}")
+    if role != "assistant":
+        raise Invalid(
+            f"{where}.{name} is in a message of role {role}; only an assistant calls",
+            param=f"{where}.{name}",
+        )
+    return {"tool_calls": found}
 
 
 def _content(content: object, where: str) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
-        return content
+        return check_text(content, f"{where}.content")
     if isinstance(content, Sequence) and not isinstance(content, bytes):
         parts = (_part(part, f"{where}.content[{place}]") for place, part in enumerate(content))
         return "\n".join(parts)
@@ -58,9 +124,9 @@ def _content(content: object, where: str) -> str:
 
 def _part(part: object, where: str) -> str:
     if isinstance(part, str):
-        return part
+        return check_text(part, where)
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind != "text" or not isinstance(part, Mapping):
+    if kind not in _TEXT_PARTS or not isinstance(part, Mapping):
         raise Invalid(
             f"{where} has type {_shown(kind)}; this model takes parts of type text only",
             param=where,
@@ -68,7 +134,7 @@ def _part(part: object, where: str) -> str:
     text = part.get("text")
     if not isinstance(text, str):
         raise Invalid(f"{where}.text should be text, not {_shown(text)}", param=f"{where}.text")
-    return text
+    return check_text(text, f"{where}.text")
 
 
 def _shown(value: object) -> str:
@@ -76,5 +142,5 @@ def _shown(value: object) -> str:
     if value is None:
         return "missing"
     if isinstance(value, str):
-        return repr(value if len(value) <= 40 else value[:40] + "...")
+        return ascii(value if len(value) <= 40 else value[:40] + "...")
     return kind_of(value)

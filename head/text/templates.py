@@ -1,153 +1,83 @@
 """Chat templates: a model's own Jinja source, rendered in a sandbox.
 
-The environment is what Hugging Face's templates are written for: blocks trimmed, `break` and
-`continue`, `raise_exception`, `strftime_now`, and a `tojson` that writes characters as they are.
-Whatever goes wrong inside a template becomes one sentence.
-
-Texts of users are escaped before rendering (bus/text/escaping.py), so that afterwards the control
-tokens in the result are the template's own.
+A model may have several, by name: `tool_use` is taken when tools are given, `rag` when documents
+are, and `default` otherwise. Whatever goes wrong inside a template becomes one sentence.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from bus.errors import Invalid
 from bus.text.escaping import Escaper
-from head.text.messages import normalise
+from head.text.template_environment import TemplateRefusal, make_environment
+from head.text.template_look import TemplateLook
 
-#: Variables that the head sets; options of a request can not.
-RESERVED = frozenset({"messages", "add_generation_prompt"})
-
-
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}`: marks what a model would say; for rendering it is just its body."""
-
-    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+DEFAULT, TOOL_USE, WITH_DOCUMENTS = "default", "tool_use", "rag"
+#: Whose text a template's refusal may quote, and how much of it a sentence has room for.
+_REASON_CHARACTERS = 300
 
 
-class _Refused(Exception):
-    """The template itself said no."""
-
-
-def _raise_exception(message: object) -> None:
-    raise _Refused(str(message))
-
-
-def _tojson(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-class ChatTemplate:
-    """A model's template, compiled.
+class Template:
+    """One template, compiled.
 
     Args:
         model: for messages.
-        source: Jinja source; None when the model has none.
-        named_tokens: `bos_token`, `eos_token`, ... which templates write.
-        wall_time: for templates that write today's date.
+        source: Jinja source.
+        named_tokens: variables of every rendering.
+        environment: what it is compiled in.
 
     Raises:
-        Invalid: there is no template, or it can not be compiled.
+        Invalid: it can not be compiled.
     """
 
     def __init__(
         self,
         model: str,
-        source: str | None,
+        source: str,
         named_tokens: Mapping[str, str],
-        wall_time: Callable[[], datetime] = datetime.now,
+        environment: ImmutableSandboxedEnvironment,
     ) -> None:
-        if source is None:
-            raise Invalid(
-                f"model {model} has no chat template, as base models have none; complete a text "
-                f"with: sfctl run --raw {model} TEXT (generate with a prompt), or put a template "
-                "as chat_template.jinja into its folder",
-                param="model",
-            )
+        self.source = source
         self._model = model
-        self._named = {name: named_tokens.get(name, "") for name in ("bos_token", "eos_token")}
-        self._named.update(named_tokens)
-        # Templates that know `developer` handle it; for the others it is what `system` was.
-        self._knows_developer = "developer" in source
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[jinja2.ext.loopcontrols, _Generation],
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda form: wall_time().strftime(form)
+        self._named = named_tokens
+        #: Templates that know `developer` handle it; for the others it is what `system` was.
+        self.knows_developer = "developer" in source
         try:
             self._template = environment.from_string(source)
-        except jinja2.TemplateSyntaxError as error:
+        except MemoryError:
+            raise
+        except Exception as error:
             raise Invalid(
-                f"the chat template of model {model} can not be read: {error.message} in line "
-                f"{error.lineno}; put a working one into its folder as chat_template.jinja",
+                f"the chat template of model {model} can not be read: {_syntax(error)}; put a "
+                "working one into its folder as chat_template.jinja",
                 param="model",
             ) from error
 
-    def render(
-        self,
-        messages: object,
-        escaper: Escaper,
-        *,
-        add_generation_prompt: bool = True,
-        options: Mapping[str, object] | None = None,
-    ) -> str:
-        """The prompt's text, with users' texts escaped.
+    @cached_property
+    def look(self) -> TemplateLook:
+        """What it makes of messages of each kind."""
+        return TemplateLook(self._try)
 
-        Args:
-            messages: as clients send them.
-            options: further variables of the template.
+    def render(self, variables: Mapping[str, Any], escaper: Escaper) -> str:
+        """The text that it makes.
 
         Raises:
-            Invalid: a message is wrong, or the template refuses or fails on them.
+            Invalid: it refuses or fails on the variables.
         """
-        clash = sorted(RESERVED & set(options or ()))
-        if clash:
-            raise Invalid(f"template.{clash[0]} is set by the head; leave it out", param="template")
-        ready = [self._ready(message, escaper) for message in normalise(messages)]
-        variables = {
-            **self._named,
-            **{
-                key: _escaped(value, escaper.escape_inside, escaper)
-                for key, value in (options or {}).items()
-            },
-            "messages": ready,
-            "add_generation_prompt": add_generation_prompt,
-        }
         try:
-            return self._template.render(variables)
-        except _Refused as error:
-            reason = escaper.restore(str(error)).strip().rstrip(".")
+            return self._template.render({**self._named, **variables})
+        except TemplateRefusal as error:
+            reason = " ".join(escaper.restore(str(error)).split()).rstrip(".")
+            shown = reason.encode("utf-8", "replace").decode()[:_REASON_CHARACTERS]
             raise Invalid(
-                f"the chat template of model {self._model} refuses these messages: {reason}",
+                f"the chat template of model {self._model} refuses these messages: {shown}",
                 param="messages",
             ) from error
         except MemoryError:
@@ -160,26 +90,82 @@ class ChatTemplate:
                 param="messages",
             ) from error
 
-    def _ready(self, message: dict[str, Any], escaper: Escaper) -> dict[str, Any]:
-        role = message["role"]
-        if role == "developer" and not self._knows_developer:
-            role = "system"
-        rest = {key: value for key, value in message.items() if key != "role"}
-        return {"role": role, **_escaped(rest, escaper.escape, escaper)}
+    def _try(self, variables: Mapping[str, Any]) -> str | None:
+        try:
+            return self._template.render({**self._named, **variables})
+        except MemoryError:
+            raise
+        except Exception:  # noqa: BLE001 - a template may fail in any way
+            return None
 
 
-def _escaped(value: Any, escape: Callable[[str], str], escaper: Escaper) -> Any:
-    """A value with every text in it escaped; of names only the control tokens inside them."""
-    if isinstance(value, str):
-        return escape(value)
-    if isinstance(value, Mapping):
-        return {
-            escaper.escape_inside(str(key)): _escaped(item, escape, escaper)
-            for key, item in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [_escaped(item, escape, escaper) for item in value]
-    return value
+class ChatTemplate:
+    """The templates of a model; each is compiled when it is first needed.
+
+    Args:
+        model: for messages.
+        source: Jinja source of the default one; None when the model has none.
+        named_tokens: `bos_token`, `eos_token`, ... which templates write.
+        wall_time: for templates that write today's date.
+        named: sources of further ones, by name.
+
+    Raises:
+        Invalid: there is no template, or it can not be compiled.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        source: str | None,
+        named_tokens: Mapping[str, str],
+        wall_time: Callable[[], datetime] = datetime.now,
+        named: Mapping[str, str] | None = None,
+    ) -> None:
+        self._sources = dict(named or {})
+        if source is not None:
+            self._sources[DEFAULT] = source
+        if not self._sources:
+            raise Invalid(
+                f"model {model} has no chat template, as base models have none; complete a text "
+                f"with: sfctl run --raw {model} TEXT (generate with a prompt), or put a template "
+                "as chat_template.jinja into its folder",
+                param="model",
+            )
+        self._model = model
+        self._named = {name: named_tokens.get(name, "") for name in ("bos_token", "eos_token")}
+        self._named.update(named_tokens)
+        self._environment = make_environment(wall_time)
+        self._compiled: dict[str, Template] = {}
+        self.pick(())
+
+    def pick(
+        self, tools: Sequence[object], options: Mapping[str, object] | None = None
+    ) -> Template:
+        """The template for a chat with these tools and variables.
+
+        Raises:
+            Invalid: it can not be compiled, or there is none for chats like that.
+        """
+        wanted = [DEFAULT]
+        if (options or {}).get("documents"):
+            wanted.insert(0, WITH_DOCUMENTS)
+        if tools:
+            wanted.insert(0, TOOL_USE)
+        name = next((name for name in wanted if name in self._sources), None)
+        if name is None:
+            # One that has only others by name: any is better than none.
+            name = sorted(self._sources)[0]
+        if name not in self._compiled:
+            self._compiled[name] = Template(
+                self._model, self._sources[name], self._named, self._environment
+            )
+        return self._compiled[name]
+
+
+def _syntax(error: Exception) -> str:
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        return f"{error.message} in line {error.lineno}"
+    return type(error).__name__
 
 
 def _reason(error: Exception) -> str:

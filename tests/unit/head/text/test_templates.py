@@ -9,6 +9,7 @@ import pytest
 
 from bus.errors import Invalid
 from bus.text.escaping import Escaper
+from head.text.prompts import ChatPrompt
 from head.text.templates import ChatTemplate
 
 CHATML = (
@@ -24,8 +25,8 @@ def render(source: str, *messages: Any, special: tuple[str, ...] = SPECIAL, **op
     template = ChatTemplate("m", source, NAMED, lambda: datetime(2026, 12, 1))
     escaper = Escaper(special)
     prompt = options.pop("add_generation_prompt", True)
-    text = template.render(list(messages), escaper, add_generation_prompt=prompt, options=options)
-    return escaper.restore(text)
+    chat = ChatPrompt(template, escaper, list(messages), options=options)
+    return escaper.restore(chat.whole(add_generation_prompt=prompt).text)
 
 
 def said(content: Any, role: str = "user") -> dict[str, Any]:
@@ -85,7 +86,7 @@ def test_two_system_messages_stay_two() -> None:
 def test_what_is_wrong_is_refused_by_name(messages: Any, param: str, sentence: str) -> None:
     template = ChatTemplate("m", CHATML, NAMED)
     with pytest.raises(Invalid) as caught:
-        template.render(messages, Escaper(SPECIAL))
+        ChatPrompt(template, Escaper(SPECIAL), messages)
     assert caught.value.param == param
     assert sentence in caught.value.message
     assert "\n" not in caught.value.message
@@ -105,8 +106,8 @@ def test_developer_is_system_to_templates_that_do_not_know_it() -> None:
     [
         ("{{ bos_token }}{{ eos_token }}{{ pad_token }}", "<s><|im_end|>"),
         ("{{ strftime_now('%d %b %Y') }}", "01 Dec 2026"),
-        ("{{ tools | tojson }}", '[{"a": "\u65e5\u672c <&>"}]'),
-        ("{{ tools | tojson(indent=1) }}", '[\n {\n  "a": "\u65e5\u672c <&>"\n }\n]'),
+        ("{{ extra | tojson }}", '[{"a": "\u65e5\u672c <&>"}]'),
+        ("{{ extra | tojson(indent=1) }}", '[\n {\n  "a": "\u65e5\u672c <&>"\n }\n]'),
         ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
         ("{% for i in 'abc' %}{% if i == 'b' %}{% continue %}{% endif %}{{ i }}{% endfor %}", "ac"),
         ("  {% if true %}\n x\n  {% endif %}\ny", " x\ny"),
@@ -116,7 +117,7 @@ def test_developer_is_system_to_templates_that_do_not_know_it() -> None:
     ],
 )  # fmt: skip
 def test_what_templates_are_written_for(source: str, text: str) -> None:
-    assert render(source, said("a- b "), tools=[{"a": "\u65e5\u672c <&>"}]) == text
+    assert render(source, said("a- b "), extra=[{"a": "\u65e5\u672c <&>"}]) == text
 
 
 @pytest.mark.parametrize(
@@ -149,8 +150,8 @@ def test_no_template_and_a_broken_one_name_the_model_and_the_remedy() -> None:
 
 def test_what_the_head_sets_can_not_be_overridden() -> None:
     with pytest.raises(Invalid, match=r"template\.messages is set by the head"):
-        ChatTemplate("m", CHATML, NAMED).render(
-            [said("a")], Escaper(SPECIAL), options={"messages": []}
+        ChatPrompt(
+            ChatTemplate("m", CHATML, NAMED), Escaper(SPECIAL), [said("a")], (), {"messages": []}
         )
 
 
@@ -168,9 +169,8 @@ def test_users_control_tokens_are_escaped_wherever_they_are() -> None:
         "name": "<s>",
         "calls": [{"<s>": ["<|im_start|>", 1, None, True]}],
     }
-    text = ChatTemplate("m", source, NAMED).render(
-        [message], escaper, options={"extra": {"k": "<s>"}}
-    )
+    template = ChatTemplate("m", source, NAMED)
+    text = ChatPrompt(template, escaper, [message], (), {"extra": {"k": "<s>"}}).whole().text
     assert text.startswith("<s>")
     assert text.endswith("<|im_end|>")
     inside = text.removeprefix("<s>").removesuffix("<|im_end|>")

@@ -1,0 +1,292 @@
+"""A chat's prompt: its messages and tools through the model's template, and what its end opened.
+
+Texts of users are escaped before rendering (bus/text/escaping.py), so that afterwards the control
+tokens in the result are the template's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bus.errors import Invalid, TooLarge
+from bus.messages.text import MAX_TEXT_BYTES
+from bus.text.escaping import MARK, Escaper
+from head.json_values import check_json
+from head.text.fitting import fit, tools_text
+from head.text.messages import REASONING, normalise
+from head.text.templates import ChatTemplate, Template
+from head.text.tool_messages import Arguments, Message
+
+#: Variables that the head sets; options of a request can not.
+RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
+#: Key of a message whose content is to be followed by MARK; no client can send it.
+_MARKED: Any = object()
+#: What opens a part of an answer, and how its end is made of its name.
+_OPENERS = (
+    (re.compile(r"<([A-Za-z_][\w:.-]*)>"), "</{}>"),
+    (re.compile(r"\[([A-Z_]+)\]"), "[/{}]"),
+    (re.compile(r"<\|START_([A-Z_]+)\|>"), "<|END_{}|>"),
+    (re.compile(r"<\|begin_of_(\w+)\|>"), "<|end_of_{}|>"),
+    (re.compile(r"<\|(channel)>"), "<{}|>"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A rendered chat.
+
+    Attributes:
+        text: with users' texts escaped.
+        tail: what its end opened and did not close, as people read it.
+        begins: whether it is the beginning of the context.
+    """
+
+    text: str
+    tail: str
+    begins: bool = True
+
+
+class ChatPrompt:
+    """One chat on its way through a template.
+
+    Args:
+        template: of the model.
+        escaper: of this chat alone.
+        messages: as clients send them.
+        tools: in the form of head/tool_definitions.py.
+        options: further variables of the template.
+
+    Raises:
+        Invalid: a message or a variable is wrong.
+    """
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        escaper: Escaper,
+        messages: object,
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, object] | None = None,
+    ) -> None:
+        self._template: Template = template.pick(tools, options)
+        self._escaper = escaper
+        self._messages = normalise(messages)
+        self._tools = tools
+        self._variables = {
+            "documents": None,
+            **_escaped(_checked(options or {}), escaper.escape_value, escaper),
+            # None, as templates are written for, and not an empty list.
+            "tools": [_shown_tool(tool, escaper) for tool in tools] or None,
+        }
+
+    @property
+    def format_source(self) -> str:
+        """What tells how calls and reasoning are written in the answer.
+
+        It is the template, and where that shows no tools the text that shows them.
+        """
+        if self._tools and not self._template.look.shows_tools:
+            return f"{self._template.source}\n{tools_text(self._tools)}"
+        return self._template.source
+
+    def whole(self, *, add_generation_prompt: bool = True) -> Prompt:
+        """The prompt of an answer to the last message.
+
+        Raises:
+            Invalid: the template refuses or fails on the messages.
+            TooLarge: it makes more text than one prompt may have.
+        """
+        ready = self._ready(self._messages)
+        text = self._render(ready, add_generation_prompt=add_generation_prompt)
+        return Prompt(text, self._tail(ready, text) if add_generation_prompt else "")
+
+    def open_ended(self) -> Prompt:
+        """The prompt of an answer that goes on with the last message.
+
+        Raises:
+            Invalid: it is no text of the assistant, or the template does not show it.
+        """
+        last = self._messages[-1]
+        where = f"messages[{len(self._messages) - 1}]"
+        if last["role"] != "assistant" or last.get("tool_calls") or not last["content"]:
+            raise Invalid(
+                f"{where} is not an answer's text that could be continued; end the messages with "
+                "one of role assistant with content",
+                param=where,
+            )
+        ready = self._ready([*self._messages[:-1], {**last, _MARKED: True}])
+        text = self._render_marked(ready)
+        tail = _unclosed(last["content"], "", 0)
+        return Prompt(text.rpartition(MARK)[0], tail or "")
+
+    def after_answer(self) -> Prompt:
+        """What follows the last answer among the messages.
+
+        Raises:
+            Invalid: there is no answer, or the template leaves it out.
+        """
+        place = max(
+            (n for n, m in enumerate(self._messages) if m["role"] == "assistant"), default=-1
+        )
+        if place < 0:
+            raise Invalid("messages has no answer that something could follow", param="messages")
+        marked = {"role": "assistant", "content": "", _MARKED: True}
+        ready = self._ready([*self._messages[:place], marked, *self._messages[place + 1 :]])
+        text = self._render_marked(ready).rpartition(MARK)[2]
+        return Prompt(text, self._tail(ready, text), begins=False)
+
+    def _ready(self, messages: Sequence[Message]) -> list[Message]:
+        """As the template takes them, and escaped."""
+        fitting = fit(
+            messages,
+            self._tools,
+            self._template.look,
+            knows_developer=self._template.knows_developer,
+        )
+        return [_escaped_message(message, self._escaper) for message in fitting]
+
+    def _tail(self, ready: Sequence[Message], text: str) -> str:
+        """What the generation prompt at the end of a text opened."""
+        try:
+            closed = self._render(ready, add_generation_prompt=False).rpartition(MARK)[2]
+        except Invalid:
+            return ""
+        generation = text[_common(text, closed) :]
+        return self._escaper.restore(opened(generation, self._template.look.answer_header))
+
+    def _render_marked(self, ready: Sequence[Message]) -> str:
+        text = self._render(ready, add_generation_prompt=ready[-1]["role"] != "assistant")
+        if MARK not in text:
+            raise Invalid(
+                "the model's chat template leaves the last answer out; it can not be continued",
+                param="messages",
+            )
+        return text
+
+    def _render(self, ready: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        variables = {
+            **self._variables,
+            "messages": ready,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        text = self._template.render(variables, self._escaper)
+        if len(text) > MAX_TEXT_BYTES:
+            raise TooLarge(
+                f"the prompt has more than {MAX_TEXT_BYTES} bytes; send fewer or shorter messages",
+                param="messages",
+            )
+        return text
+
+
+def opened(generation: str, header: str | None) -> str:
+    """What a generation prompt opened and did not close; empty for nothing.
+
+    Args:
+        generation: all that the template wrote to begin an answer.
+        header: what it writes before an earlier one, if that is known.
+    """
+    common = generation[: _common(generation, header or "")]
+    if common.rfind("<") > common.rfind(">"):
+        common = common[: common.rfind("<")]
+    found = _unclosed(generation, header, len(common))
+    if found is not None:
+        return found
+    rest = generation[len(common) :]
+    return "" if header is None or any(form.search(rest) for form, _ in _OPENERS) else rest
+
+
+def _common(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle - 1)
+    return low
+
+
+def _unclosed(text: str, header: str | None, own: int) -> str | None:
+    """The text from the last opener on that nothing closes.
+
+    Args:
+        header: what begins every answer; what it opens and does not close is no part of one.
+        own: from where on the text is not the header's.
+    """
+    places = []
+    for form, end in _OPENERS:
+        for match in form.finditer(text):
+            close = end.format(match[1])
+            if header is None:
+                begins_one = "think" in match[1].lower()
+            else:
+                begins_one = match.start() >= own or close in header[match.start() :]
+            if begins_one and close not in text[match.end() :]:
+                places.append(match.start())
+    return text[max(places) :] if places else None
+
+
+def _checked(options: Mapping[str, object]) -> Any:
+    clash = sorted(RESERVED & set(options))
+    if clash:
+        raise Invalid(f"template.{clash[0]} is set by the head; leave it out", param="template")
+    documents = options.get("documents")
+    if documents is not None and not (
+        isinstance(documents, list) and all(isinstance(one, dict) for one in documents)
+    ):
+        raise Invalid(
+            "template.documents should be a list of maps with title and text",
+            param="template.documents",
+        )
+    return check_json(options, "template")
+
+
+# --- escaping ---------------------------------------------------------------------------------
+
+
+def _escaped_message(message: Message, escaper: Escaper) -> Message:
+    """Roles and kinds are the head's own words; what is said is a user's."""
+    mark = MARK if _MARKED in message else ""
+    found: Message = {}
+    for key, value in message.items():
+        if key == "role":
+            found[key] = value
+        elif key == "tool_calls":
+            found[key] = [_escaped_call(call, escaper) for call in value]
+        elif key == "content" and isinstance(value, list):
+            found[key] = [{**part, "text": escaper.escape(part["text"]) + mark} for part in value]
+        elif key == "content":
+            found[key] = escaper.escape(value) + mark
+        elif key in REASONING:
+            found[key] = escaper.escape(value)
+        elif key is not _MARKED:
+            found[escaper.escape_inside(key)] = _escaped(value, escaper.escape_value, escaper)
+    return found
+
+
+def _escaped_call(call: Message, escaper: Escaper) -> Message:
+    function = call["function"]
+    arguments: Arguments = function["arguments"]
+    shown = arguments.mapped(escaper.escape, lambda value: _escaped(value, escaper.escape, escaper))
+    rest = {key: _escaped(value, escaper.escape_value, escaper) for key, value in call.items()}
+    name = escaper.escape_value(function["name"])
+    return {**rest, "type": "function", "function": {"name": name, "arguments": shown}}
+
+
+def _shown_tool(tool: Mapping[str, Any], escaper: Escaper) -> Message:
+    return {"type": "function", "function": _escaped(tool, escaper.escape_value, escaper)}
+
+
+def _escaped(value: Any, escape: Callable[[str], str], escaper: Escaper) -> Any:
+    """A value with every text in it escaped; of names only the control tokens inside them."""
+    if isinstance(value, str):
+        return escape(value)
+    if isinstance(value, Mapping):
+        return {
+            escaper.escape_inside(str(key)): _escaped(item, escape, escaper)
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_escaped(item, escape, escaper) for item in value]
+    return value

@@ -1,0 +1,181 @@
+"""Calls of tools and their results in chat messages, made into one form.
+
+Clients send the arguments of a call as JSON text, as models write them, or as a map. Of templates,
+some write a map as JSON and some write what they get. `Arguments` serves both: it is a map, and as
+text it is its JSON text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from bus.errors import Invalid
+from bus.fields import kind_of
+from head.json_values import check_json, check_text
+
+Message = dict[str, Any]
+#: Letters of an identifier or a name that comes with messages.
+_MAX_NAME = 256
+
+
+class Arguments(dict[str, Any]):
+    """The arguments of a call.
+
+    Args:
+        values: the map.
+        text: its JSON text, as the model or the client wrote it.
+    """
+
+    # Begins with an underscore: templates can not reach it, whatever arguments are named.
+    __slots__ = ("_text",)
+
+    def __init__(self, values: Mapping[str, Any], text: str) -> None:
+        super().__init__(values)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __add__(self, other: object) -> str:
+        return self._text + other if isinstance(other, str) else NotImplemented
+
+    def __radd__(self, other: object) -> str:
+        return other + self._text if isinstance(other, str) else NotImplemented
+
+    def mapped(self, change: Callable[[str], str], change_value: Callable[[Any], Any]) -> Arguments:
+        """With every text in it changed."""
+        values = {change(key): change_value(value) for key, value in self.items()}
+        return Arguments(values, change(self._text))
+
+
+def read_calls(calls: object, where: str) -> list[Message]:
+    """The calls of an assistant's message; `arguments` of each is an `Arguments`.
+
+    Raises:
+        Invalid: `param` names the place, such as `messages[1].tool_calls[0].function.name`.
+    """
+    if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
+        raise Invalid(f"{where} should be a list of calls, not {kind_of(calls)}", param=where)
+    return [read_call(call, f"{where}[{place}]") for place, call in enumerate(calls)]
+
+
+def read_call(call: object, where: str) -> Message:
+    """One call.
+
+    Raises:
+        Invalid: `param` names the place.
+    """
+    if not isinstance(call, Mapping):
+        raise Invalid(
+            f"{where} should be a map {{id, type: function, function: {{name, arguments}}}}, not "
+            f"{kind_of(call)}",
+            param=where,
+        )
+    kind = call.get("type")
+    if kind not in (None, "function"):
+        raise Invalid(
+            f"{where}.type is {_shown(kind)}; calls of type function only are served",
+            param=f"{where}.type",
+        )
+    inner, place = call.get("function"), f"{where}.function"
+    if inner is None and "name" in call:
+        inner, place = call, where
+    if not isinstance(inner, Mapping):
+        raise Invalid(
+            f"{place} should be a map with name and arguments, not {_empty_or_kind(inner)}",
+            param=place,
+        )
+    function = {
+        "name": check_identifier(inner.get("name"), f"{place}.name"),
+        "arguments": _arguments(inner.get("arguments"), f"{place}.arguments"),
+    }
+    found: Message = {"type": "function", "function": function}
+    if call.get("id") is not None:
+        found = {"id": check_identifier(call["id"], f"{where}.id"), **found}
+    return found
+
+
+def name_results(messages: Iterable[Message]) -> list[Message]:
+    """Messages whose results of tools say which call they answer, and what was called.
+
+    A result without an identifier answers the first call that has none yet.
+    """
+    found: list[Message] = []
+    names: dict[str, str] = {}
+    open_calls: list[Message] = []
+    for message in messages:
+        if message["role"] == "assistant":
+            open_calls = list(message.get("tool_calls", ()))
+            names |= {call["id"]: call["function"]["name"] for call in open_calls if "id" in call}
+        if message["role"] == "tool":
+            message = _named(message, open_calls, names)
+        found.append(message)
+    return found
+
+
+def check_identifier(value: object, where: str) -> str:
+    """An identifier of a call, or the name of who speaks.
+
+    Raises:
+        Invalid: it is none.
+    """
+    if not isinstance(value, str) or not value or len(value) > _MAX_NAME:
+        shown = "longer" if isinstance(value, str) and value else _empty_or_kind(value)
+        raise Invalid(
+            f"{where} should be text of 1 to {_MAX_NAME} letters, not {shown}", param=where
+        )
+    return check_text(value, where)
+
+
+def _arguments(arguments: object, where: str) -> Arguments:
+    """None and an empty text, as some models write them, are no arguments."""
+    if arguments is None or arguments == "":
+        return Arguments({}, "{}")
+    if isinstance(arguments, Mapping):
+        values = check_json(arguments, where)
+        return Arguments(values, json.dumps(values, ensure_ascii=False))
+    if not isinstance(arguments, str):
+        raise Invalid(
+            f"{where} should be a map or its JSON text, not {kind_of(arguments)}", param=where
+        )
+    check_text(arguments, where)
+    try:
+        values = json.loads(arguments)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise Invalid(
+            f"{where} is text that is no JSON object; send what was written as content instead",
+            param=where,
+        )
+    return Arguments(check_json(values, where), arguments)
+
+
+def _named(result: Message, open_calls: list[Message], names: Mapping[str, str]) -> Message:
+    if "tool_call_id" not in result:
+        call = next(_fitting_calls(result, open_calls), None)
+        if call is None:
+            return result
+        open_calls.remove(call)
+        known = {"tool_call_id": call["id"]} if "id" in call else {}
+        return {**result, **known, "name": call["function"]["name"]}
+    identifier = result["tool_call_id"]
+    open_calls[:] = [call for call in open_calls if call.get("id") != identifier]
+    return {"name": names[identifier], **result} if identifier in names else result
+
+
+def _fitting_calls(result: Message, open_calls: Iterable[Message]) -> Iterator[Message]:
+    wanted = result.get("name")
+    return (call for call in open_calls if wanted in (None, call["function"]["name"]))
+
+
+def _empty_or_kind(value: object) -> str:
+    if value is None:
+        return "missing"
+    return "empty" if value == "" else kind_of(value)
+
+
+def _shown(value: object) -> str:
+    return ascii(value[:40]) if isinstance(value, str) else kind_of(value)
