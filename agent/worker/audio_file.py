@@ -35,6 +35,17 @@ class AudioLimits:
     longest_s: float
 
 
+class _ForwardFile(soundfile.SoundFile):  # type: ignore[misc]
+    """A file that is read from its beginning to its end.
+
+    Of one that can be moved in, soundfile sets the place anew after each read, and MP3 decoders
+    lose what they knew of the frames before it: the sound has a gap there.
+    """
+
+    def seekable(self) -> bool:
+        return False
+
+
 def read_audio(descriptor: int, limits: AudioLimits) -> Iterator[FloatArray]:
     """Decode a file.
 
@@ -51,7 +62,7 @@ def read_audio(descriptor: int, limits: AudioLimits) -> Iterator[FloatArray]:
     """
     kind = _kind(descriptor)
     try:
-        file = soundfile.SoundFile(descriptor, closefd=False)
+        file = _ForwardFile(descriptor, closefd=False)
     except soundfile.LibsndfileError as error:
         raise _damaged(f"its {kind} header can not be read ({error.error_string})") from error
     with file:
