@@ -12,12 +12,15 @@ from typing import Any
 from bus.api_maps import from_map
 from bus.errors import Invalid, SuperfluidError
 from bus.ids import ModelName, pack_ids, unpack_ids
-from bus.messages.api import DetokenizeRequest, TokenizeRequest
+from bus.messages.api import AboutRequest, DetokenizeRequest, TokenizeRequest
 from bus.messages.text import Decode, Decoded, Described, Encode, Encoded
 from head import reports
 from head.answer_operations import AnswerOperations
 from head.blob_operations import BlobOperations
+from head.effects import ClientKey
+from head.embed_operations import EmbedOperations
 from head.explain_operations import ExplainOperations
+from head.job_requests import JobRequests
 from head.model_operations import ModelOperations
 from head.node_operations import NodeOperations
 from head.operation import ApiRequest, Core
@@ -35,6 +38,8 @@ class Api:
         self._core = core
         self.lines = SessionLines(core, self.handle)
         self.answers = AnswerOperations(core, self.lines)
+        self.jobs = JobRequests(core)
+        self.embeddings = EmbedOperations(core, self.jobs)
         self.blobs = BlobOperations(core)
         self.placing = ExplainOperations(core)
         self.sessions = SessionOperations(core, self.answers, self.lines)
@@ -56,13 +61,38 @@ class Api:
                 param="op",
             )
         client = request.client
-        if self._core.book.is_open(client, request.id) or self.lines.is_open(client, request.id):
+        if any(
+            known.is_open(client, request.id) for known in (self._core.book, self.lines, self.jobs)
+        ):
             raise Invalid("id names an open request already; choose another", param="id")
         if self.lines.stands_behind(request):
             return
         if request.envelope.op in GROWS:
             self._core.storage.check_new_work()
         operation(self, request, now)
+
+    def client_gone(self, client: ClientKey) -> None:
+        """A client's connection ended."""
+        self.lines.client_gone(client)
+        self.jobs.client_gone(client)
+
+    # --- open requests --------------------------------------------------------------------------
+
+    def cancel(self, request: ApiRequest, now: float) -> None:
+        asked = from_map(AboutRequest, request.body)
+        if not self.jobs.is_open(request.client, asked.about):
+            self.answers.cancel(request, now)
+            return
+        self.jobs.find(request.client, asked.about).cancel(now)
+        self._end(request, {})
+
+    def more(self, request: ApiRequest, now: float) -> None:
+        asked = from_map(AboutRequest, request.body)
+        if not self.jobs.is_open(request.client, asked.about):
+            self.answers.more(request, now)
+            return
+        self.jobs.find(request.client, asked.about).more(asked.credit)
+        self._end(request, {})
 
     # --- text ---------------------------------------------------------------------------------
 
@@ -152,8 +182,8 @@ OPERATIONS: dict[str, Operation] = {
     "ping": Api.ping,
     "generate": lambda api, request, now: api.answers.generate(request, now),
     "chat": lambda api, request, now: api.answers.chat(request, now),
-    "cancel": lambda api, request, now: api.answers.cancel(request, now),
-    "more": lambda api, request, now: api.answers.more(request, now),
+    "cancel": Api.cancel,
+    "more": Api.more,
     "attach": lambda api, request, now: api.answers.attach(request, now),
     "goodbye": lambda api, request, now: api.answers.goodbye(request, now),
     "session.create": lambda api, request, now: api.sessions.create(request, now),
@@ -167,6 +197,7 @@ OPERATIONS: dict[str, Operation] = {
     "session.ls": lambda api, request, now: api.sessions.ls(request, now),
     "tokenize": Api.tokenize,
     "detokenize": Api.detokenize,
+    "embed": lambda api, request, now: api.embeddings.embed(request, now),
     "put_blob": lambda api, request, now: api.blobs.put_blob(request, now),
     "has_blob": lambda api, request, now: api.blobs.has_blob(request, now),
     "media.probe": lambda api, request, now: api.blobs.probe(request, now),

@@ -174,7 +174,7 @@ class HeadCore:
             left: it said goodbye, so that it is not waited for.
         """
         self.texts.client_gone(client)
-        self._api.lines.client_gone(client)
+        self._api.client_gone(client)
         self.uploads.client_gone(client)
         self.runs.jobs.client_gone(client, now)
         for answer in self.book.client_gone(client):

@@ -1,4 +1,4 @@
-"""Models that make vectors of texts: what a request for text of one is told."""
+"""Models that make vectors of texts: what a request for what they do not make is told."""
 
 from __future__ import annotations
 
@@ -25,7 +25,16 @@ def folder_kind(folder: Path) -> str:
 def makes_no_text(model: str) -> Invalid:
     """The error of a request for text of an encoder."""
     return Invalid(
-        f"{model} is an encoder; it makes embeddings, not text; ask a model that makes text "
-        "(embeddings reach the API in a later version)",
+        f"{model} is an encoder: it makes embeddings, not text; ask a model that makes text, or "
+        f"get its vectors: sfctl embed {model} FILE, client.embed({model!r}, texts)",
+        param="model",
+    )
+
+
+def makes_no_vectors(model: str, kind: str) -> Invalid:
+    """The error of a request for vectors of a model that is none of that kind."""
+    return Invalid(
+        f"{model} is a model of kind {kind} and makes no embeddings; ask an encoder: those of kind "
+        "encoder in sfctl model ls --fleet",
         param="model",
     )

@@ -52,4 +52,6 @@ class Job:
     rests: Counter[NodeIdentity] = field(default_factory=Counter)
     #: Nodes that can not do it.
     tried: dict[NodeIdentity, str] = field(default_factory=dict)
+    #: Its owner takes no further parts now.
+    held: bool = False
     wall_timer: int | None = None

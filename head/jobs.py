@@ -138,6 +138,12 @@ class JobDesk:
         if (job := self._jobs.get(number)) is not None:
             self._forget(job, now)
 
+    def hold(self, number: int, *, held: bool) -> None:
+        """Whether a job's owner takes no further parts now; some are on their way anyhow."""
+        if (job := self._jobs.get(number)) is not None:
+            job.held = held
+            self._grant(job)
+
     def blobs_in_use(self) -> set[bytes]:
         """Hashes of the files that jobs name."""
         return {blob.sha256 for job in self._jobs.values() for blob in job.spec.blobs}
@@ -205,7 +211,7 @@ class JobDesk:
 
     def _grant(self, job: Job) -> None:
         on = job.on
-        if on is None or job.spec.client in self._stalled:
+        if on is None or job.held or job.spec.client in self._stalled:
             return
         if on.granted - on.parts <= FIRST_PARTS // 2:
             on.granted = on.parts + FIRST_PARTS

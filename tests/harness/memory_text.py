@@ -30,6 +30,9 @@ def text_reply(job: object) -> object:
             )
         case text.Encode():
             return text.Encoded(job=job.job, ids=pack_ids(job.text.encode()), digest=DIGEST)
+        case text.EncodeTexts():
+            ids = tuple(pack_ids(each.encode()) for each in job.texts)
+            return text.TextsEncoded(job=job.job, ids=ids, digest=DIGEST)
         case text.CheckConstraint() if REFUSED in job.constraint.source:
             return text.TextFailed(
                 job=job.job, code="constraint_invalid", message="no", param="constraint"

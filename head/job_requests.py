@@ -1,0 +1,166 @@
+"""Requests of clients that jobs answer: their events within credit, then one end.
+
+open ──text work──▶ ──job──▶ events ──▶ end or error
+  └── cancel: an end at once; the connection is gone: nothing more
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from bus.errors import NotFound, SuperfluidError
+from bus.ids import RequestId
+from bus.messages.api import error_body
+from head.effects import ClientKey, Reply
+from head.jobs import JobDone, JobSpec
+from head.operation import ApiRequest, Core
+
+#: How a request ends, in its `end`.
+DONE, CANCELLED = "done", "cancelled"
+
+#: Give the keys of an event for a part's body, and of the end for that of the job's.
+EventOf = Callable[[bytes], dict[str, Any]]
+EndOf = Callable[[JobDone], dict[str, Any]]
+
+
+class JobRequest:
+    """One open request. Its operation gives it text work and a job, in this order.
+
+    Invariant: `_waiting` is empty while there is credit.
+    """
+
+    def __init__(self, requests: JobRequests, core: Core, request: ApiRequest) -> None:
+        self._requests = requests
+        self._core = core
+        self.request = request
+        self.text_jobs: set[int] = set()
+        self._job: int | None = None
+        self._credit = request.envelope.credit
+        self._waiting: deque[dict[str, Any]] = deque()
+        #: Its end, while events wait for credit before it.
+        self._last: dict[str, Any] | None = None
+        self.is_over = False
+
+    def run(self, spec: JobSpec, event_of: EventOf, end_of: EndOf, now: float) -> None:
+        """Have the job done that answers the request.
+
+        Raises:
+            QueueFull: too many wait.
+        """
+
+        def on_part(body: bytes, at: float) -> None:
+            try:
+                self.event(event_of(body))
+            except SuperfluidError as error:
+                self._stop(at)
+                self.fail(error)
+
+        def on_end(result: JobDone | SuperfluidError, at: float) -> None:
+            self._job = None
+            try:
+                if isinstance(result, SuperfluidError):
+                    raise result
+                self.end(end_of(result))
+            except SuperfluidError as error:
+                self.fail(error)
+
+        job = self._core.runs.jobs.submit(spec, on_part, on_end, now)
+        if not self.is_over:
+            self._job = job
+
+    def event(self, body: dict[str, Any]) -> None:
+        """Give an event, when there is credit for it."""
+        self._waiting.append({"id": self.request.id, "kind": "event", **body})
+        self._pump()
+
+    def end(self, body: dict[str, Any]) -> None:
+        """Its one end, after all events."""
+        self._close({"id": self.request.id, "kind": "end", **body})
+
+    def fail(self, error: SuperfluidError) -> None:
+        """Its one error, after the events that came before."""
+        self._close(error_body(self.request.id, error))
+
+    def more(self, credit: int) -> None:
+        """The client takes so many further events."""
+        self._credit += credit
+        self._pump()
+
+    def cancel(self, now: float) -> None:
+        """The client wants no more: its end comes at once, and what waited is dropped."""
+        self._stop(now)
+        self._waiting.clear()
+        self.end({"finish": CANCELLED})
+
+    def _close(self, body: dict[str, Any]) -> None:
+        if self._last is None and not self.is_over:
+            self._last = body
+            self._pump()
+
+    def _pump(self) -> None:
+        while self._waiting and self._credit:
+            self._credit -= 1
+            self._reply(self._waiting.popleft())
+        if self._job is not None:
+            self._core.runs.jobs.hold(self._job, held=bool(self._waiting))
+        if self._last is not None and not self._waiting and not self.is_over:
+            self.is_over = True
+            self._requests.closed(self)
+            self._reply(self._last)
+
+    def stop_text(self) -> None:
+        """Drop its text work."""
+        for job in self.text_jobs:
+            self._core.texts.drop(job)
+        self.text_jobs.clear()
+
+    def _stop(self, now: float) -> None:
+        self.stop_text()
+        if self._job is not None:
+            self._core.runs.jobs.cancel(self._job, now)
+            self._job = None
+
+    def _reply(self, body: dict[str, Any]) -> None:
+        self._core.outbox.reply(Reply(client=self.request.client, body=body))
+
+
+class JobRequests:
+    """All that are open. Owned by the API. The jobs of a client that is gone end at the desk."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._open: dict[ClientKey, dict[RequestId, JobRequest]] = {}
+
+    def open(self, request: ApiRequest) -> JobRequest:
+        """Begin to answer a request."""
+        made = JobRequest(self, self._core, request)
+        self._open.setdefault(request.client, {})[request.id] = made
+        return made
+
+    def closed(self, request: JobRequest) -> None:
+        """A request has had its end."""
+        mine = self._open.get(request.request.client, {})
+        mine.pop(request.request.id, None)
+        if not mine:
+            self._open.pop(request.request.client, None)
+
+    def is_open(self, client: ClientKey, request: RequestId) -> bool:
+        return request in self._open.get(client, {})
+
+    def find(self, client: ClientKey, request: RequestId) -> JobRequest:
+        """An open request of a client.
+
+        Raises:
+            NotFound: none of this id is open.
+        """
+        found = self._open.get(client, {}).get(request)
+        if found is None:
+            raise NotFound("no open request of this connection has that id", param="about")
+        return found
+
+    def client_gone(self, client: ClientKey) -> None:
+        """Forget the requests of a connection that ended; nobody reads them."""
+        for request in self._open.pop(client, {}).values():
+            request.is_over = True

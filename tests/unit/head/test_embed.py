@@ -1,0 +1,199 @@
+"""The operation `embed` against the real core: what clients, text processes and nodes get."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+
+from bus.ids import unpack_ids
+from bus.messages.job_bodies import EmbedBody, EmbedEnd, EmbedPart, pack_body, unpack_body
+from bus.messages.link_jobs import JobStart
+from tests.harness.job_bench import ENCODER, WINDOW, JobBench
+
+
+@pytest.fixture
+def bench() -> JobBench:
+    made = JobBench()
+    made.encoder(1, "n1")
+    return made
+
+
+def inputs(start: JobStart) -> list[bytes]:
+    """The texts of a job, by the tokenizer whose tokens are bytes."""
+    return [bytes(list(unpack_ids(ids))) for ids in unpack_body(EmbedBody, start.body).inputs]
+
+
+def vectors(index: int, *rows: tuple[float, ...]) -> bytes:
+    flat = [value for row in rows for value in row]
+    data = struct.pack(f"<{len(flat)}f", *flat)
+    return pack_body(EmbedPart(index=index, count=len(rows), dimension=len(rows[0]), vectors=data))
+
+
+def error_of(bench: JobBench) -> dict[str, Any]:
+    error: dict[str, Any] = bench.replies[-1]["error"]
+    return error
+
+
+def test_vectors_of_the_texts_and_one_end(bench: JobBench) -> None:
+    bench.op("embed", model=ENCODER, input=["ab", "c"], pooling="cls", normalize=False)
+    (start,) = bench.starts(1)
+    assert inputs(start) == [b"ab", b"c"]
+    body = unpack_body(EmbedBody, start.body)
+    assert (body.pooling, body.normalize) == ("cls", False)
+    bench.part(1, start, 0, vectors(0, (1.0, 2.0)))
+    bench.part(1, start, 1, vectors(1, (0.5, -2.0)))
+    bench.end(1, start, parts=2, body=pack_body(EmbedEnd(tokens=3)))
+    first, second, end = bench.replies
+    assert first == {
+        "id": b"e",
+        "kind": "event",
+        "type": "embeddings",
+        "index": 0,
+        "count": 1,
+        "dimension": 2,
+        "vectors": struct.pack("<2f", 1.0, 2.0),
+    }
+    assert (second["index"], second["vectors"]) == (1, struct.pack("<2f", 0.5, -2.0))
+    assert end == {
+        "id": b"e",
+        "kind": "end",
+        "finish": "done",
+        "count": 2,
+        "usage": {"prompt": 3},
+        "node": "n1",
+    }
+    bench.op("embed", model=ENCODER, input="the id is free again")
+    assert len(bench.starts(1)) == 2
+
+
+def test_long_lists_are_encoded_in_stretches_and_keep_their_order(bench: JobBench) -> None:
+    texts = [f"{number:050}" for number in range(1024)]
+    texts[::10] = ["x" * 60] * len(texts[::10])
+    bench.op("embed", model=ENCODER, input=texts)
+    assert inputs(bench.starts(1)[0]) == [text.encode() for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("given", "param", "says"),
+    [
+        ("", "input", "input is empty; leave it out"),
+        ([], "input", "input should be a text, or a list of at least one"),
+        (["a", ""], "input[1]", "input[1] is empty; leave it out"),
+        (["a", 5], "input[1]", "input[1] is no text; give texts, not token ids"),
+        ({"a": 1}, "input", "input should be a text, or a list of at least one"),
+        (["a"] * 1025, "input", "input has 1025 texts; at most 1024 are taken at once"),
+    ],
+)
+def test_bad_input_is_named(bench: JobBench, given: Any, param: str, says: str) -> None:
+    bench.op("embed", model=ENCODER, input=given)
+    error = error_of(bench)
+    assert (error["code"], error["param"]) == ("invalid", param)
+    assert error["message"].startswith(says)
+    assert bench.starts(1) == []
+
+
+@pytest.mark.parametrize("length", [WINDOW + 1, 10_000])
+def test_a_text_that_is_too_long_is_named_with_its_length(bench: JobBench, length: int) -> None:
+    bench.op("embed", model=ENCODER, input=["ok", "x" * length])
+    error = error_of(bench)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "input[1]")
+    assert error["details"] == {"length": length, "max": WINDOW}
+    assert bench.starts(1) == []
+
+
+def test_other_bad_parameters_are_named(bench: JobBench) -> None:
+    for body, param in (
+        ({"model": "nope", "input": "a"}, "model"),
+        ({"model": "toy", "input": "a"}, "model"),
+        ({"model": ENCODER}, "input"),
+        ({"model": ENCODER, "input": "a", "pooling": "max"}, "pooling"),
+        ({"model": ENCODER, "input": "a", "normalize": 1}, "normalize"),
+        ({"model": ENCODER, "input": "a", "qos": "soon"}, "qos"),
+    ):
+        bench.op("embed", **body)
+        assert error_of(bench)["param"] == param
+    assert bench.starts(1) == []
+
+
+def test_a_model_that_makes_text_says_what_it_is(bench: JobBench) -> None:
+    bench.op("embed", model="toy", input="a")
+    assert error_of(bench)["message"].startswith("toy is a model of kind decoder and makes no emb")
+    bench.op("generate", model=ENCODER, prompt="a")
+    assert error_of(bench)["message"] == (
+        "enc is an encoder: it makes embeddings, not text; ask a model that makes text, or get its "
+        "vectors: sfctl embed enc FILE, client.embed('enc', texts)"
+    )
+
+
+def test_no_node_is_an_error_after_a_while() -> None:
+    bench = JobBench()
+    bench.op("embed", model=ENCODER, input="a")
+    bench.wait(5.0)
+    assert bench.replies == []
+    bench.wait(6.0)
+    error = error_of(bench)
+    assert (error["code"], error["details"]) == ("no_node", {"nodes": {}})
+
+
+def test_events_keep_to_the_credit(bench: JobBench) -> None:
+    bench.op("embed", model=ENCODER, input=["a"] * 40, credit=2)
+    (start,) = bench.starts(1)
+    for index in range(16):
+        bench.part(1, start, index, vectors(index, (1.0,)))
+    assert len(bench.replies) == 2
+    assert bench.granted(1) == []
+    bench.op("more", id=b"m", about=b"e", credit=14)
+    assert [reply["id"] for reply in bench.replies] == [*[b"e"] * 16, b"m"]
+    assert bench.granted(1) == [32]
+    for index in range(16, 32):
+        bench.part(1, start, index, vectors(index, (1.0,)))
+    bench.end(1, start, parts=32, body=pack_body(EmbedEnd(tokens=9)))
+    assert len(bench.replies) == 17
+    bench.op("more", id=b"n", about=b"e", credit=4000)
+    assert [reply["kind"] for reply in bench.replies[17:]] == [*["event"] * 16, "end", "end"]
+
+
+def test_cancel_ends_it_at_the_node_and_at_once(bench: JobBench) -> None:
+    bench.op("embed", model=ENCODER, input="a")
+    bench.op("cancel", id=b"x", about=b"e")
+    assert bench.replies == [
+        {"id": b"e", "kind": "end", "finish": "cancelled"},
+        {"id": b"x", "kind": "end"},
+    ]
+    assert bench.cancels(1) == [bench.starts(1)[0].job]
+    bench.op("cancel", id=b"y", about=b"e")
+    assert error_of(bench)["code"] == "not_found"
+
+
+def test_a_client_that_is_gone_ends_it_at_the_node(bench: JobBench) -> None:
+    bench.op("embed", model=ENCODER, input="a")
+    bench.core.client_gone(b"c", bench.now)
+    bench.settle()
+    assert bench.cancels(1) == [bench.starts(1)[0].job]
+    bench.op("embed", model=ENCODER, input="b")
+    bench.end(1, bench.starts(1)[1], body=pack_body(EmbedEnd()))
+    assert [reply["kind"] for reply in bench.replies] == ["end"]
+
+
+def test_an_id_is_taken_while_it_is_open(bench: JobBench) -> None:
+    bench.op("embed", model=ENCODER, input="a")
+    bench.op("embed", model=ENCODER, input="b")
+    assert error_of(bench)["param"] == "id"
+    assert len(bench.starts(1)) == 1
+
+
+@pytest.mark.parametrize(
+    "body", [b"\x90", b"\xc1", vectors(1, (1.0,)), pack_body(EmbedEnd(tokens=1))]
+)
+def test_what_a_node_makes_up_is_an_error_and_its_job_is_ended(
+    bench: JobBench, body: bytes
+) -> None:
+    bench.op("embed", model=ENCODER, input="a")
+    (start,) = bench.starts(1)
+    bench.part(1, start, 0, body)
+    assert "error" in bench.replies[-1]
+    assert bench.cancels(1) == [start.job]
+    bench.part(1, start, 1, vectors(0, (1.0,)))
+    assert len(bench.replies) == 1
