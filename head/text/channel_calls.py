@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Mapping
 
-from head.text.channel_grammar import CallGrammar, Turn
+from head.text.channel_grammar import CallGrammar, Turn, marks_of
 from head.text.channel_json import NotJson, json_string, json_value, parse_json
-from head.text.channel_reader import Malformed, Marks, Reader, Steps
+from head.text.channel_reader import Malformed, Reader, Steps
 
 _NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
 #: Keys that some models add and that say nothing.
 _OTHERS = ("id", "type", "tool_call_id")
+_NEXT = marks_of(",", "}")
+_LIST_NEXT = marks_of(",", "]")
+#: A tool's name, or a call's id.
+_NAME = re.compile(r"[^\[\]{}<>\n]*")
 
 
 def expect(reader: Reader, text: str) -> Steps[None]:
@@ -21,7 +26,7 @@ def expect(reader: Reader, text: str) -> Steps[None]:
     Raises:
         Malformed: another does.
     """
-    yield from reader.one_of(Marks((text,)))
+    yield from reader.one_of(marks_of(text))
 
 
 def object_text(text: str) -> str:
@@ -47,14 +52,21 @@ def object_text(text: str) -> str:
     return text
 
 
-def call_object(turn: Turn, *, needs_arguments: bool = False) -> Steps[tuple[str, str]]:
+def call_object(
+    turn: Turn, *, needs_arguments: bool = False, opened: bool = False
+) -> Steps[tuple[str, str]]:
     """Name and arguments of the call that stands here.
+
+    Args:
+        needs_arguments: a call without them is none.
+        opened: its brace was read.
 
     Raises:
         Malformed: it is none, or of a tool that was not given; raised as soon as that is sure.
     """
     reader = turn.reader
-    yield from expect(reader, "{")
+    if not opened:
+        yield from expect(reader, "{")
     name = arguments = None
     seen: set[str] = set()
     while True:
@@ -83,19 +95,38 @@ def call_object(turn: Turn, *, needs_arguments: bool = False) -> Steps[tuple[str
     return name, arguments or "{}"
 
 
-_NEXT = Marks((",", "}"))
-_LIST_NEXT = Marks((",", "]"))
+def tagged_call(end: str, other: Mapping[str, CallGrammar] | None = None) -> CallGrammar:
+    """One call, and the tag that ends it; the end of the answer does, too.
 
+    Args:
+        other: what reads a call that is no object, by the marker that it begins with.
+    """
+    begins = marks_of("{", *(other or ()))
 
-def tagged_call(end: str) -> CallGrammar:
-    """One call, and the tag that ends it."""
-
-    def read(turn: Turn, _: str) -> Steps[None]:
+    def read(turn: Turn) -> Steps[None]:
         yield from turn.reader.skip()
-        name, arguments = yield from call_object(turn)
+        if other and (begin := (yield from turn.reader.one_of(begins))) != "{":
+            yield from other[begin](turn)
+        else:
+            name, arguments = yield from call_object(turn, opened=bool(other))
+            yield from turn.reader.skip()
+            if not (yield from turn.reader.over()):
+                yield from expect(turn.reader, end)
+            turn.call(name, arguments)
+
+    return read
+
+
+def listed_calls(end: str = "") -> CallGrammar:
+    """Calls in a JSON list, each given when it is whole, and the tag that ends them if any."""
+
+    def read(turn: Turn) -> Steps[None]:
         yield from turn.reader.skip()
-        yield from expect(turn.reader, end)
-        turn.call(name, arguments)
+        yield from call_list(turn)
+        if end:
+            yield from turn.reader.skip()
+            if not (yield from turn.reader.over()):
+                yield from expect(turn.reader, end)
 
     return read
 
@@ -113,5 +144,75 @@ def call_list(turn: Turn) -> Steps[None]:
         yield from turn.reader.skip()
 
 
-#: Makes the name of a tool of what a format writes for it.
-NameOf = Callable[[str], str]
+def bare_calls(turn: Turn) -> Steps[None]:
+    """Llama's calls: objects one after another, with white space or `;` between them."""
+    reader = turn.reader
+    yield from reader.skip()
+    while True:
+        name, arguments = yield from call_object(turn, needs_arguments=True)
+        turn.call(name, arguments)
+        yield from reader.skip(" \t\r\n;")
+        if not (yield from reader.more()):
+            return
+
+
+def mistral_calls(turn: Turn) -> Steps[None]:
+    """What follows `[TOOL_CALLS]`: a list of calls, or `name[ARGS]{...}`, with an id or without."""
+    reader = turn.reader
+    yield from reader.skip(" ")
+    if (yield from reader.need()) in "[{":
+        if (yield from reader.need()) == "{":
+            yield from bare_calls(turn)
+        else:
+            yield from call_list(turn)
+        return
+    name = (yield from reader.run(_NAME)).strip()
+    if name not in turn.tools:
+        raise Malformed
+    marker = ""
+    if (yield from reader.need()) == "[":
+        marker = yield from reader.one_of(marks_of("[ARGS]", "[CALL_ID]"))
+    if marker == "[CALL_ID]":
+        yield from reader.run(_NAME)
+        yield from expect(reader, "[ARGS]")
+    yield from reader.skip()
+    turn.call(name, object_text((yield from json_value(reader))))
+
+
+def deepseek_call(turn: Turn) -> Steps[None]:
+    """`function<sep>name`, a line end and fenced JSON, or `name<sep>{...}` since V3.1."""
+    reader = turn.reader
+    name = (yield from reader.run(_NAME)).strip()
+    yield from expect(reader, "<｜tool▁sep｜>")
+    if name == "function" and (yield from reader.need()) != "{":
+        name = (yield from reader.run(_NAME)).strip()
+        yield from expect(reader, "\n```json")
+        arguments = yield from _arguments_of(turn, name)
+        yield from expect(reader, "```")
+    else:
+        arguments = yield from _arguments_of(turn, name)
+    yield from expect(reader, "<｜tool▁call▁end｜>")
+    turn.call(name, arguments)
+
+
+def kimi_call(turn: Turn) -> Steps[None]:
+    """`functions.name:0<|tool_call_argument_begin|>{...}`."""
+    reader = turn.reader
+    named = (yield from reader.run(_NAME)).strip()
+    yield from expect(reader, "<|tool_call_argument_begin|>")
+    name = re.sub(r":[0-9]+\Z", "", named).removeprefix("functions.")
+    if named in turn.tools:
+        name = named
+    arguments = yield from _arguments_of(turn, name)
+    yield from expect(reader, "<|tool_call_end|>")
+    turn.call(name, arguments)
+
+
+def _arguments_of(turn: Turn, name: str) -> Steps[str]:
+    """The object that follows a name, and the white space around it."""
+    if name not in turn.tools:
+        raise Malformed
+    yield from turn.reader.skip()
+    arguments = object_text((yield from json_value(turn.reader)))
+    yield from turn.reader.skip()
+    return arguments

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 
-from head.text.channel_output import Output
+from head.text.channel_output import Channel, Output
 from head.text.channel_reader import Ended, Malformed, Marks, Reader, Steps
 from head.text.tool_calls import Tools
 
@@ -18,32 +19,85 @@ from head.text.tool_calls import Tools
 class Turn:
     """One answer that is being read: what a grammar works on."""
 
-    __slots__ = ("out", "reader", "section", "tools")
+    __slots__ = ("held", "out", "reader", "section", "tools")
 
     def __init__(self, out: Output, tools: Tools) -> None:
         self.reader = Reader()
         self.out = out
         self.tools = tools
-        #: What ends the list of calls that is open and of which one was given; empty: none is.
-        self.section = ""
+        #: The list of calls that is open, and of which one was given.
+        self.section: Section | None = None
+        #: Calls that are whole and of which it is not known whether they count.
+        self.held: list[tuple[str, str]] | None = None
 
     def call(self, name: str, arguments: str) -> None:
         """A call is whole; what was read up to here is its own and never text."""
+        if self.held is not None:
+            self.held.append((name, arguments))
+            return
         self.out.call(name, arguments)
         self.reader.record()
 
 
-#: Reads a call, or several, from behind an opening marker, which it gets.
-CallGrammar = Callable[[Turn, str], Steps[None]]
-#: Reads an answer.
-Grammar = Callable[[Turn], Steps[None]]
+#: Reads a call, or several, from behind an opening marker.
+CallGrammar = Callable[[Turn], Steps[None]]
+#: Reads an answer. It gets what the prompt opened.
+Grammar = Callable[[Turn, str], Steps[None]]
 
 
-def attempt(turn: Turn, before: str, steps: Steps[None]) -> Steps[bool]:
-    """Read a call; without a whole one all of it is text. Gives whether there was one.
+@dataclass(frozen=True)
+class Section:
+    """A list of calls between markers. A call without the list's markers is read, too.
+
+    Attributes:
+        begin, end: of the list.
+        open: of each call; empty when calls have no marker of their own.
+        call: reads one from behind its `open`.
+    """
+
+    begin: str
+    end: str
+    open: str
+    call: CallGrammar
+
+    def calls(self) -> dict[str, CallGrammar]:
+        """What reads calls behind each marker."""
+        return {self.begin: self.read_all, self.open: self.read_one}
+
+    def read_all(self, turn: Turn) -> Steps[None]:
+        """Read a list from behind its beginning."""
+        while True:
+            yield from turn.reader.skip()
+            marker = yield from turn.reader.one_of(marks_of(self.open, self.end))
+            if marker == self.end:
+                turn.section = None
+                return
+            yield from self.read_one(turn)
+            if (yield from turn.reader.over()):
+                return
+
+    def read_one(self, turn: Turn) -> Steps[None]:
+        """Read a call from behind its beginning."""
+        yield from self.call(turn)
+        turn.section = self
+
+
+class Outcome(Enum):
+    """What became of an attempt to read a call."""
+
+    WHOLE = "whole"
+    TEXT = "text"
+    CUT = "cut"
+
+
+def attempt(
+    turn: Turn, before: str, steps: Steps[None], sink: Channel | None = None
+) -> Steps[Outcome]:
+    """Read a call; what is none is text, and what the end of the answer cuts is neither.
 
     Args:
         before: what was read of it already.
+        sink: gets the text, when it is not the answer's.
     """
     turn.reader.record(before)
     try:
@@ -51,12 +105,12 @@ def attempt(turn: Turn, before: str, steps: Steps[None]) -> Steps[bool]:
     except Malformed as error:
         text = turn.reader.recorded()
         if isinstance(error, Ended) and turn.reader.cut:
-            turn.out.text.markup()
-        else:
-            turn.out.text.add(text)
-        return False
+            (sink or turn.out.text).markup()
+            return Outcome.CUT
+        (sink or turn.out.text).add(text)
+        return Outcome.TEXT
     turn.reader.recorded()
-    return True
+    return Outcome.WHOLE
 
 
 @dataclass(frozen=True)
@@ -67,62 +121,103 @@ class Marked:
         reasoning: where it begins and ends, as pairs. It is looked for until there is text, since
             later such a marker is one that the text tells of.
         calls: what reads the calls behind each of their opening markers.
-        sections: for each marker that opens a list of calls, what ends it.
-        first: reads a call that has no marker and stands where text would begin.
+        first: reads calls that have no marker and stand where text would begin.
+        unclosed: whether calls that end an answer count in reasoning that nothing ends; calls that
+            more reasoning follows are those that it tells of.
     """
 
     reasoning: tuple[tuple[str, str], ...] = ()
-    calls: Mapping[str, CallGrammar] | None = None
-    sections: Mapping[str, str] | None = None
+    calls: Mapping[str, CallGrammar] = field(default_factory=dict)
+    first: CallGrammar | None = None
+    unclosed: bool = False
 
-    def __call__(self, turn: Turn) -> Steps[None]:
+    def __call__(self, turn: Turn, opened: str) -> Steps[None]:
         """Read an answer."""
+        yield from self._go_on(turn, opened)
         while True:
-            marker = yield from turn.reader.until(
-                self._marks(bool(turn.tools), turn.section), turn.out.text.add
-            )
+            if self.first is not None and turn.tools and not turn.out.text.started:
+                yield from attempt(turn, "", self.first(turn))
+            marker = yield from turn.reader.until(self._marks(turn), turn.out.text.add)
             if not marker:
                 if turn.reader.dropped:
                     turn.out.text.markup()
                 return
-            if marker == turn.section:
-                turn.section = ""
+            if turn.section is not None and marker == turn.section.end:
+                turn.section = None
                 turn.out.text.markup()
             elif marker in self._ends:
                 if turn.out.text.started:
                     turn.out.text.add(marker)
                 else:
-                    yield from self.reason(turn, self._ends[marker])
-            elif self.calls is not None:
-                yield from attempt(turn, marker, self.calls[marker](turn, marker))
+                    yield from self._reason(turn, self._ends[marker])
+            else:
+                yield from attempt(turn, marker, self.calls[marker](turn))
 
-    def reason(self, turn: Turn, end: str) -> Steps[None]:
+    def _go_on(self, turn: Turn, opened: str) -> Steps[None]:
+        """Go on from what the prompt opened."""
+        begin, end = max(self.reasoning, key=lambda pair: opened.rfind(pair[0]), default=("", ""))
+        if begin and begin in opened:
+            turn.out.text.drop_line_ends()
+            if opened.rfind(begin) > opened.rfind(end):
+                yield from self._reason(turn, end)
+
+    def _reason(self, turn: Turn, end: str) -> Steps[None]:
         """Read reasoning from behind its beginning."""
         turn.out.text.drop_line_ends()
         turn.out.reasoning.drop_line_ends()
-        marker = yield from turn.reader.until(_single(end), turn.out.reasoning.add)
-        if marker:
-            turn.out.reasoning.markup()
+        calls = tuple(self.calls) if self.unclosed and turn.tools else ()
+        while True:
+            marker = yield from turn.reader.until(marks_of(end, *calls), turn.out.reasoning.add)
+            if not marker and not turn.reader.dropped:
+                return
+            if marker == end or not marker:
+                turn.out.reasoning.markup()
+                return
+            if (yield from self._last_calls(turn, marker)):
+                return
+
+    def _last_calls(self, turn: Turn, marker: str) -> Steps[bool]:
+        """Read calls in reasoning; they count when they are the last of the answer."""
+        turn.held = held = []
+        try:
+            outcome = yield from attempt(
+                turn, marker, self._to_the_end(turn, marker), turn.out.reasoning
+            )
+        finally:
+            turn.held = None
+        if outcome is Outcome.TEXT:
+            return False
+        turn.out.reasoning.markup()
+        for name, arguments in held:
+            turn.out.call(name, arguments)
+        return True
+
+    def _to_the_end(self, turn: Turn, marker: str) -> Steps[None]:
+        while True:
+            yield from self.calls[marker](turn)
+            yield from turn.reader.skip()
+            if not (yield from turn.reader.more()):
+                return
+            marker = yield from turn.reader.one_of(marks_of(*self.calls))
 
     @functools.cached_property
     def _ends(self) -> dict[str, str]:
         return dict(self.reasoning)
 
-    def _marks(self, tools: bool, section: str) -> Marks:
-        calls = (*(self.calls or ()), section) if tools and section else self.calls or ()
-        return _marks((*self._ends, *(calls if tools else ())))
+    def _marks(self, turn: Turn) -> Marks:
+        if not turn.tools:
+            return marks_of(*self._ends)
+        if turn.section is None:
+            return marks_of(*self._ends, *self.calls)
+        return marks_of(*self._ends, *self.calls, turn.section.end)
 
 
-@functools.cache
-def _marks(texts: tuple[str, ...]) -> Marks:
+@functools.lru_cache(maxsize=1024)
+def marks_of(*texts: str) -> Marks:
+    """These markers, made once."""
     return Marks(texts)
 
 
-def _single(text: str) -> Marks:
-    return _marks((text,))
-
-
-def plain(turn: Turn) -> Steps[None]:
+def plain(turn: Turn, _: str) -> Steps[None]:
     """All of it is text."""
-    nothing = _marks(())
-    yield from turn.reader.until(nothing, turn.out.text.add)
+    yield from turn.reader.until(marks_of(), turn.out.text.add)

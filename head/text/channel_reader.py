@@ -28,19 +28,21 @@ class Ended(Malformed):
 
 
 class Marks:
-    """Texts that are looked for at once; none is in another, so the first to start ends first.
+    """Texts that are looked for at once; none begins with another.
 
     Args:
         texts: none empty.
     """
 
-    __slots__ = ("_longest", "_pattern", "_prefixes", "texts")
+    __slots__ = ("_longest", "_pattern", "_prefixes", "apart", "texts")
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.texts = tuple(dict.fromkeys(texts))
-        for text in self.texts:
-            if any(text in other for other in self.texts if other is not text):
-                raise ValueError(f"the marker {text!r} is in another one; leave one of them out")
+        pairs = [(text, other) for text in self.texts for other in self.texts if text is not other]
+        if any(other.startswith(text) for text, other in pairs):
+            raise ValueError(f"of {self.texts} one begins with another; leave one of them out")
+        #: None is inside another, so the first to start in a text is the first to end.
+        self.apart = not any(text in other for text, other in pairs)
         self._pattern = re.compile("|".join(map(re.escape, self.texts)) or r"(?!)")
         self._prefixes = frozenset(text[:n] for text in self.texts for n in range(1, len(text)))
         self._longest = max(map(len, self._prefixes), default=0)
@@ -56,9 +58,17 @@ class Marks:
                 return count
         return 0
 
-    def may_be(self, text: str) -> bool:
-        """Whether a text is the beginning of one, and not all of it."""
-        return text in self._prefixes
+    def at(self, text: str, start: int) -> str:
+        """The one that stands at a place; nothing when none does."""
+        found = self._pattern.match(text, start)
+        return found[0] if found is not None else ""
+
+    def begun(self, text: str, start: int) -> int:
+        """How many characters from a place on are the beginning of one."""
+        count = 0
+        while start + count < len(text) and text[start : start + count + 1] in self._prefixes:
+            count += 1
+        return count
 
 
 class Reader:
@@ -125,13 +135,20 @@ class Reader:
             self._record.append(taken)
         return taken
 
+    def back(self, text: str) -> None:
+        """Have what was read last unread; it is of the piece that is there."""
+        self.pos -= len(text)
+
     def until(self, marks: Marks, sink: Callable[[str], object]) -> Steps[str]:
         """Read to the first marker, and it; gives it, or nothing when the text ends before one.
 
         Args:
+            marks: apart from one another.
             sink: gets the text before it as it comes. Of a marker that a cut left unfinished it
                 gets nothing, unless so little of it is there that it may well be text.
         """
+        if not marks.apart:
+            raise ValueError(f"of {marks.texts} one is inside another; leave one of them out")
         while True:
             found = marks.find(self.text, self.pos)
             if found is not None:
@@ -160,26 +177,27 @@ class Reader:
             raise Ended
         return "".join(parts), marker
 
+    def over(self) -> Steps[bool]:
+        """Whether the writer ended the text here."""
+        return not (yield from self.more()) and not self.cut
+
     def one_of(self, marks: Marks) -> Steps[str]:
         """Read the marker that stands here.
 
         Raises:
-            Malformed: there is none; what can not belong to one is unread.
+            Malformed: there is none, and nothing was read; another marker may stand here.
         """
         while True:
-            found = marks.find(self.text, self.pos)
-            if found is not None and found.start() == self.pos:
-                return self.take(found.end())
-            rest = self.text[self.pos :]
-            if not rest or marks.may_be(rest):
-                if self.ended:
-                    self.take(len(self.text))
-                    raise Ended
-                yield
-                continue
-            good = next(n for n in range(len(rest)) if not marks.may_be(rest[: n + 1]))
-            self.take(self.pos + good)
-            raise Malformed
+            marker = marks.at(self.text, self.pos)
+            if marker:
+                return self.take(self.pos + len(marker))
+            begun = marks.begun(self.text, self.pos)
+            if self.pos + begun < len(self.text):
+                raise Malformed
+            if self.ended:
+                self.take(len(self.text))
+                raise Ended
+            yield
 
     def skip(self, characters: str = " \t\r\n") -> Steps[None]:
         """Read over white space, or over other characters; they may be the last."""

@@ -49,12 +49,10 @@ class ChannelSplitter:
         parallel: bool = True,
     ) -> None:
         self._turn = Turn(Output(call_id, parallel=parallel), Tools(tools))
-        self._steps = form.grammar(self._turn)
+        self._steps = form.grammar(self._turn, opened)
         self._over = False
         next(self._steps)
-        if opened:
-            self.push(opened)
-            self._turn.out.forget()
+        self._turn.out.forget()
 
     def push(self, text: str) -> Pieces:
         """Take the next text, control texts of the format in it; gives what it completes."""

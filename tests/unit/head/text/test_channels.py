@@ -62,7 +62,7 @@ def test_what_is_no_call_is_text_byte_by_byte() -> None:
         '\n\n<tool_call>\n{"name": "f", "arguments": {"a": }}\n</tool_call>\n',
         '<tool_call>{"name": "g", "arguments": {}}</tool_call>',
         '<tool_call>{"name": "f", "arguments": {"a": 1, "a": 2}}</tool_call>',
-        '<tool_call>{"name": "f", "arguments": {}}',
+        '<tool_call>{"name": "f", "arguments": {}',
     ):
         for step in range(5):
             assert split("hermes", broken, step) == (broken, "", [])

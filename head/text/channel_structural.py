@@ -1,0 +1,87 @@
+"""Constraints under which an answer calls tools in its format: tags of the kind `structural`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+#: A tag of the constraint, from a tool's name and the schema of its arguments; None when it has
+#: arguments that the format can not be held to.
+MakeTag = Callable[[str, Mapping[str, Any]], dict[str, Any] | None]
+#: Types whose JSON is also how Qwen3-Coder writes them; text is written bare.
+_TYPES = ("integer", "number", "boolean", "null", "object", "array")
+_BARE = r"TEXT: /(?s:.*)/ & ~/(?s:.*)\n<(?:\/parameter>|\/function>|parameter=)(?s:.*)/"
+
+
+@dataclass(frozen=True)
+class Around:
+    """A tag for calls whose arguments are one JSON object; `{name}` stands for the tool."""
+
+    begin: str
+    end: str
+
+    def __call__(self, name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+        """The tag of one tool."""
+        return {
+            "begin": self.begin.replace("{name}", name),
+            "schema": {"type": "object", **schema},
+            "end": self.end,
+        }
+
+
+def function_tag(name: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The tag of one tool in Qwen3-Coder's format: its arguments in the order of the schema."""
+    properties = schema.get("properties")
+    properties = properties if isinstance(properties, Mapping) else {}
+    required = schema.get("required")
+    needed = set(required) if isinstance(required, list) else set()
+    lines, order = [_BARE], []
+    if "$defs" in schema or "definitions" in schema or not needed <= set(properties):
+        return None
+    for number, (key, part) in enumerate(properties.items()):
+        value = _bare_value(part)
+        if value is None or not _tame(key):
+            return None
+        begin, end = json.dumps(f"<parameter={key}>\n"), json.dumps("\n</parameter>\n")
+        lines.append(f"part_{number}: {begin} {value} {end}")
+        order.append(f"part_{number}" if key in needed else f"part_{number}?")
+    lines.append(f"start: {' '.join(order) or json.dumps('')}")
+    return {
+        "begin": f"<tool_call>\n<function={name}>\n",
+        "lark": "\n".join(lines),
+        "end": "</function>\n</tool_call>",
+    }
+
+
+def _tame(key: Any) -> bool:
+    """Whether a key can stand in a tag."""
+    return isinstance(key, str) and key == key.strip() and not set(key) & set("<>\n") and key != ""
+
+
+def _bare_value(schema: Any) -> str | None:
+    """How an argument is written, as a part of a Lark rule."""
+    if not isinstance(schema, Mapping):
+        return None
+    named = schema.get("type")
+    choices = schema.get("enum")
+    if named == "string" and isinstance(choices, list):
+        if not choices or not all(isinstance(text, str) and text for text in choices):
+            return None
+        return f"({' | '.join(json.dumps(text, ensure_ascii=False) for text in choices)})"
+    if named == "string":
+        return "TEXT" if not schema.keys() - {"type", "title", "description", "default"} else None
+    if named in _TYPES:
+        return f"%json {json.dumps(schema, ensure_ascii=False)}"
+    return None
+
+
+def constraint(
+    tools: Mapping[str, Mapping[str, Any]], make: MakeTag, *, parallel: bool
+) -> dict[str, Any] | None:
+    """The source of a constraint under which one of these tools is called, or more."""
+    tags = [make(name, schema) for name, schema in tools.items()]
+    if not tags or any(tag is None for tag in tags):
+        return None
+    return {"tags": tags, "at_least_one": True, "stop_after_first": not parallel}
