@@ -8,6 +8,9 @@
 One copy of a file goes to a node, and once while the node has it. A lost link drops what waits
 here: the request comes again when the node has reconciled, or for another node, and a transfer goes
 on where the node is.
+
+Each link has a pace, beside the window that its sender keeps: a node that takes files as fast as it
+can has no processor left for its streams.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from itertools import count
 from bus.blob_sender import BlobSender, BlobSource, Outcome
 from bus.errors import SuperfluidError
 from bus.ids import GenerationId, NodeIdentity
-from bus.messages.link import GenerateReq, XferCredit, XferDone
+from bus.messages.link import GenerateReq, XferChunk, XferCredit, XferDone
 from bus.messages.link_jobs import JobStart
 from bus.timers import Timers
 from head.effects import LinkKey
@@ -30,6 +33,8 @@ from head.outbox import Outbox
 MAX_REMEMBERED = 4096
 #: How often one request's files go to one node again.
 MAX_AGAIN = 1
+#: What a link that could not keep its pace may make up for.
+CATCH_UP_S = 0.1
 
 #: What may name files.
 Request = GenerateReq | JobStart
@@ -59,6 +64,13 @@ class _Line:
     #: Requests whose files were sent again.
     again: dict[GenerationId, int] = field(default_factory=dict)
     stall_timer: int | None = None
+    #: When its pace allows the next chunk.
+    next_at: float = 0.0
+
+    def took(self, size: int, bytes_per_s: int, now: float) -> None:
+        """So many bytes of files go out on it."""
+        if size and bytes_per_s:
+            self.next_at = max(self.next_at, now - CATCH_UP_S) + size / bytes_per_s
 
 
 class BlobDesk:
@@ -68,16 +80,21 @@ class BlobDesk:
 
     Args:
         source: where the head has its files.
+        link_bytes_per_s: the pace of each link; 0 is none.
     """
 
-    def __init__(self, outbox: Outbox, source: BlobSource, timers: Timers) -> None:
+    def __init__(
+        self, outbox: Outbox, source: BlobSource, timers: Timers, *, link_bytes_per_s: int = 0
+    ) -> None:
         self._outbox = outbox
         self._source = source
         self._timers = timers
         self._numbers = count(1)
         self._lines: dict[LinkKey, _Line] = {}
         self._there: dict[NodeIdentity, tuple[int, OrderedDict[bytes, None]]] = {}
+        self._link_bytes_per_s = link_bytes_per_s
         self._pump_timer: int | None = None
+        self._pump_at = 0.0
 
     # --- links --------------------------------------------------------------------------------
 
@@ -177,15 +194,25 @@ class BlobDesk:
             line.there.popitem(last=False)
 
     def _pump_soon(self, now: float) -> None:
-        if self._pump_timer is None and any(line.sender.ready for line in self._lines.values()):
-            self._pump_timer = self._timers.at(now, self._pump)
+        ready = [line.next_at for line in self._lines.values() if line.sender.ready]
+        if not ready:
+            return
+        due = max(min(ready), now)
+        if self._pump_timer is not None and self._pump_at <= due:
+            return
+        self._timers.cancel(self._pump_timer)
+        self._pump_at = due
+        self._pump_timer = self._timers.at(due, self._pump)
 
     def _pump(self, now: float) -> None:
         """One chunk of each link; the loop sees to everything else before the next."""
         self._pump_timer = None
         for link, line in list(self._lines.items()):
-            if line.sender.ready:
-                self._outbox.send(link, *line.sender.next_messages(now))
+            if line.sender.ready and line.next_at <= now:
+                messages = line.sender.next_messages(now)
+                self._outbox.send(link, *messages)
+                size = sum(len(each.data) for each in messages if isinstance(each, XferChunk))
+                line.took(size, self._link_bytes_per_s, now)
                 self._settle(link, line, now)
             self._watch(link, line)
         self._pump_soon(now)

@@ -113,9 +113,10 @@ class TextSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobsSection:
-    """Files that clients put."""
+    """Files that clients put, and the pace at which they go to each node; 0 is none."""
 
     budget_bytes: Annotated[int, Range(0, 1 << 50)] = 4 << 30
+    link_bytes_per_s: Annotated[int, Range(0, 1 << 50)] = 32_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +149,7 @@ class HeadConfig:
                 adopt_s=sessions.adopt_s,
                 failover_wait_s=sessions.failover_wait_s,
                 idle_s=sessions.idle_s,
+                link_bytes_per_s=self.blobs.link_bytes_per_s,
             ),
             retain_s=self.store.retain_s,
             enrolment=self.fleet.way,

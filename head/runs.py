@@ -53,6 +53,8 @@ class RunPolicy:
     failover_wait_s: float = 30.0
     #: A session without a turn for so long is given up by its node; the head keeps it.
     idle_s: float = 600.0
+    #: Bytes a second of files on each link; 0 is no limit.
+    link_bytes_per_s: int = 0
 
 
 class Runs:
@@ -81,7 +83,7 @@ class Runs:
         self._fleet = fleet
         self.sessions = Sessions()
         self.acks = AckDesk(outbox, timers)
-        self.blobs = BlobDesk(outbox, files, timers)
+        self.blobs = BlobDesk(outbox, files, timers, link_bytes_per_s=policy.link_bytes_per_s)
         self._generations = Generations(
             lease_s=policy.lease_s,
             grace_s=policy.grace_s,

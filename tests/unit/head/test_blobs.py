@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from itertools import count
 from typing import Any
 
@@ -19,6 +20,7 @@ from bus.messages.link import (
 from bus.messages.parts import BlobRef
 from bus.messages.sampling import SamplingParams
 from bus.timers import Timers
+from bus.transfer import CHUNK_BYTES
 from head.blobs import BlobDesk
 from head.effects import SendLink
 from head.outbox import Outbox
@@ -30,11 +32,13 @@ NODE, OTHER = NodeIdentity("node-1"), NodeIdentity("node-2")
 class Bench:
     """A desk, and nodes that receive what it sends."""
 
-    def __init__(self) -> None:
+    def __init__(self, link_bytes_per_s: int = 0) -> None:
         self.outbox = Outbox()
         self.files = BlobsInMemory()
         self.timers = Timers()
-        self.desk = BlobDesk(self.outbox, self.files, self.timers)
+        self.desk = BlobDesk(
+            self.outbox, self.files, self.timers, link_bytes_per_s=link_bytes_per_s
+        )
         self.stores: dict[NodeIdentity, BlobsInMemory] = {}
         self.nodes: dict[int, BlobReceiver] = {}
         self.now = 0.0
@@ -136,6 +140,57 @@ def test_one_chunk_a_turn_goes_to_each_link() -> None:
         chunks = [to for to, m in bench.sent[before:] if isinstance(m, XferChunk)]
         most = max(most, *(chunks.count(link) for link in links), 0)
     assert most == 1
+
+
+def test_files_keep_to_the_pace_of_each_link() -> None:
+    bench = Bench(link_bytes_per_s=CHUNK_BYTES * 10)
+    one, other = bench.join(NODE), bench.join(OTHER)
+    file = bench.file(CHUNK_BYTES * 20)
+    bench.generate(one, file)
+    bench.generate(other, file)
+    times: dict[int, list[float]] = {one: [], other: []}
+    seen = 0
+    while not (bench.requests(one) and bench.requests(other)):
+        bench.turn()
+        for link, message in bench.sent[seen:]:
+            if isinstance(message, XferChunk):
+                times[link].append(bench.now)
+        seen = len(bench.sent)
+        assert bench.now < 5.0
+    for sent_at in times.values():
+        assert len(sent_at) == 20
+        assert sent_at[-1] - sent_at[0] == pytest.approx(1.9, abs=0.02)
+        apart = [after - before for before, after in itertools.pairwise(sent_at)]
+        assert max(apart) < 0.11
+        assert min(apart) > 0.09
+
+
+def test_a_link_that_is_behind_its_pace_makes_up_for_a_tenth_of_a_second() -> None:
+    bench = Bench(link_bytes_per_s=CHUNK_BYTES * 20)
+    link = bench.join()
+    bench.generate(link, bench.file(CHUNK_BYTES * 40))
+    while bench.chunk_bytes() < CHUNK_BYTES * 4:
+        bench.turn()
+    bench.now += 10.0
+    before = bench.chunk_bytes()
+    for _ in range(40):
+        bench.turn()
+    assert (bench.chunk_bytes() - before) // CHUNK_BYTES in (3, 4)
+
+
+def test_the_pace_of_one_link_holds_up_no_other() -> None:
+    bench = Bench(link_bytes_per_s=CHUNK_BYTES // 10)
+    slow, other = bench.join(NODE), bench.join(OTHER)
+    bench.generate(slow, bench.file(CHUNK_BYTES * 3, 1))
+    for _ in range(50):
+        bench.turn()
+    assert bench.chunk_bytes() == CHUNK_BYTES
+    small = bench.generate(other, bench.file(1000, 2))
+    # Its 1,000 bytes take 76 ms at that pace, then its end may go.
+    for _ in range(100):
+        bench.turn()
+    assert bench.requests(other) == [small]
+    assert bench.chunk_bytes() == CHUNK_BYTES + 1000
 
 
 def test_a_file_goes_to_a_node_once() -> None:
