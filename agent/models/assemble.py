@@ -22,7 +22,8 @@ from agent.models.folder import (
 from agent.models.graph import INT8_ACTIVATIONS, Numerics, write_graphs
 from agent.models.selftest import TEXTS, choose, open_session
 from agent.models.tensors import Precision
-from agent.models.tokenizer import VocabularySource, build_tokenizer, tokenizer_config
+from agent.models.tokenizer import build_tokenizer, tokenizer_config
+from agent.models.vocabulary_source import VocabularySource
 from agent.models.writer import check_name, replacing_folder, write_json, write_record, write_text
 
 #: Told of long work: the step's name, how much of it is done, how much there is.

@@ -8,7 +8,7 @@ from agent.models.assemble import ModelSource, Progress, assemble, no_progress
 from agent.models.folder import ModelFolder, file_sha256
 from agent.models.gguf_file import GgufFile
 from agent.models.graph import INT8_ACTIVATIONS, Numerics
-from agent.models.tokenizer import read_vocabulary
+from agent.models.vocabulary_source import read_vocabulary
 
 
 def import_gguf(

@@ -19,7 +19,7 @@ from agent.models.blocks import BlockWeight, FloatArray
 from agent.models.folder import ModelFolder
 from agent.models.graph import INT8_ACTIVATIONS, Numerics
 from agent.models.rotary import Rotary
-from agent.models.tokenizer import CONTROL, NORMAL, VocabularySource
+from agent.models.vocabulary_source import CONTROL, NORMAL, VocabularySource
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>")
 END_OF_TEXT, IM_START, IM_END, PAD = range(256, 260)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from agent.models.examine import examine_file
 from agent.models.gguf_file import GgufFile
-from agent.models.tokenizer import build_tokenizer, read_vocabulary
+from agent.models.tokenizer import build_tokenizer
+from agent.models.vocabulary_source import read_vocabulary
 from bus.errors import SuperfluidError
 from tests.fuzz.decoders import Case
 from tests.fuzz.generate import change_bytes, random_bytes

@@ -10,8 +10,9 @@ import gguf
 import pytest
 from tokenizers import Tokenizer
 
-from agent.models.tokenizer import build_tokenizer, read_vocabulary, tokenizer_config
+from agent.models.tokenizer import build_tokenizer, tokenizer_config
 from agent.models.toy import byte_symbols, vocabulary
+from agent.models.vocabulary_source import read_vocabulary
 from bus.errors import Invalid
 from tests.harness.models import smollm2_folder, smollm2_gguf
 

@@ -1,0 +1,298 @@
+"""What the metadata of a GGUF file says of its tokenizer, read and checked.
+
+Kinds (`tokenizer.ggml.model`): `gpt2` is byte-level BPE, and the file names how text is cut before
+merging (`pre`); `gemma4` is BPE over characters; `llama` is SentencePiece BPE, with scores instead
+of merges; `bert` is WordPiece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agent.models.text_cuts import CUTS
+from bus.errors import Invalid
+
+#: `tokenizer.ggml.token_type` values.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+
+#: Texts of control tokens that end a turn or a document in some family.
+END_TEXTS = frozenset(
+    (
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|EOT|>",
+        "<|return|>",
+        "<|call|>",
+        "<end_of_turn>",
+        "<turn|>",
+        "<|tool_response>",
+        "<EOT>",
+        "<eos>",
+        "</s>",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    )
+)
+#: Where a vocabulary has both, `<|end|>` ends a message within a turn and not the turn.
+_HARMONY_ENDS = frozenset(("<|return|>", "<|call|>"))
+#: Texts of tokens that cut a document where code is to be filled in.
+_FILL_TEXTS = frozenset(
+    (
+        *("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>"),
+        *("<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>"),
+        *("<fim-prefix>", "<fim-middle>", "<fim-suffix>", "<fim-pad>"),
+        *(
+            "<\uff5cfim\u2581begin\uff5c>",
+            "<\uff5cfim\u2581hole\uff5c>",
+            "<\uff5cfim\u2581end\uff5c>",
+        ),
+    )
+)
+_KINDS = ("gpt2", "llama", "gemma4", "bert")
+#: Named ids where the file names none, by kind, as the programs that made such files had them.
+_DEFAULT_IDS: Mapping[str, Mapping[str, int]] = {
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "bert": {"bos": 101, "seperator": 102, "unknown": 100, "padding": 0},
+}
+_PHI3 = ("phi-3", "phi3")
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularySource:
+    """What metadata says of a tokenizer.
+
+    Attributes:
+        tokens: text of each id.
+        kinds: token type of each id.
+        bos_id: begin-of-sequence id, if any.
+        add_bos: whether plain text is preceded by it.
+        eos_ids: every id that ends a sequence.
+        chat_template: Jinja source, if the file has one.
+        last_id: what a text that is encoded whole ends with (`</s>`, `[SEP]`), if anything.
+        strips_after: whether white space after a control token goes with it.
+        lowercase: whether WordPiece makes letters small.
+        strip_accents: whether it takes accents off them.
+    """
+
+    kind: str
+    pre: str
+    tokens: Sequence[str]
+    kinds: Sequence[int]
+    merges: Sequence[str]
+    scores: Sequence[float]
+    bos_id: int | None
+    eos_id: int | None
+    unknown_id: int | None
+    pad_id: int | None
+    add_bos: bool
+    add_space: bool
+    eos_ids: tuple[int, ...]
+    chat_template: str | None
+    last_id: int | None = None
+    strips_after: bool = False
+    lowercase: bool = True
+    strip_accents: bool = True
+
+    def text(self, token: int | None) -> str | None:
+        """Text of an id."""
+        return None if token is None else self.tokens[token]
+
+
+def read_vocabulary(metadata: Mapping[str, Any]) -> VocabularySource:
+    """Collect a file's tokenizer.
+
+    Raises:
+        Invalid: the file has none.
+    """
+    get = _Getter(metadata)
+    tokens, kinds = get.list("tokens", str), get.list("token_type", int)
+    if not tokens or not kinds:
+        raise Invalid(
+            "the file has no tokenizer; use one that was made for llama.cpp", param="file"
+        )
+    kind = str(get("model"))
+    pre = str(get("pre", "default"))
+    named = _named_ids(get, kind, len(tokens))
+    kinds = _true_kinds(tokens, kinds, {token for token in named.values() if token is not None})
+    bos, eos = named["bos"], named["eos"]
+    template = metadata.get("tokenizer.chat_template")
+    source = VocabularySource(
+        kind=kind,
+        pre=pre,
+        tokens=tokens,
+        kinds=kinds,
+        merges=get.list("merges", str),
+        scores=get.list("scores", float),
+        bos_id=bos,
+        eos_id=eos,
+        unknown_id=named["unknown"],
+        pad_id=named["padding"],
+        add_bos=_adds_bos(get, kind, pre) and bos is not None,
+        add_space=bool(get("add_space_prefix", kind == "llama")),
+        eos_ids=_end_ids({eos, named["eot"], named["eom"]}, tokens, kinds),
+        chat_template=template if isinstance(template, str) and template else None,
+        strips_after=any(text in str(metadata.get("general.name")).lower() for text in _PHI3),
+    )
+    if kind == "bert":
+        lowercase = bool(get("normalizer.lowercase", True))
+        accents = bool(get("normalizer.strip_accents", lowercase))
+        return replace(
+            source, lowercase=lowercase, strip_accents=accents, last_id=named["seperator"]
+        )
+    return replace(source, last_id=eos if get("add_eos_token", False) else None)
+
+
+class _Getter:
+    """Metadata of `tokenizer.ggml`, by type."""
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        self._metadata = metadata
+
+    def __call__(self, key: str, default: Any = None) -> Any:
+        return self._metadata.get(f"tokenizer.ggml.{key}", default)
+
+    def id(self, name: str) -> int | None:
+        """A named id, if the file has it."""
+        key = f"{name}_token_id"
+        found = self(key)
+        if found is not None and (not isinstance(found, int) or isinstance(found, bool)):
+            raise _unusable(key)
+        return found
+
+    def list(self, key: str, kind: type) -> list[Any]:
+        """A list of one type of item; empty when the file has none."""
+        found = self(key)
+        if found is None:
+            return []
+        if not isinstance(found, list) or not all(type(item) is kind for item in found):
+            raise _unusable(key)
+        return found
+
+
+def _unusable(key: str) -> Invalid:
+    return Invalid(
+        f"the file's metadata has no usable tokenizer.ggml.{key}; download the file again",
+        param=f"tokenizer.ggml.{key}",
+    )
+
+
+def _named_ids(get: _Getter, kind: str, size: int) -> dict[str, int | None]:
+    named = {
+        name: get.id(name)
+        for name in ("bos", "eos", "eot", "eom", "unknown", "padding", "cls", "seperator")
+    }
+    if kind == "bert" and named["bos"] is None:
+        named["bos"] = named["cls"]
+    for name, token in _DEFAULT_IDS.get(kind, {}).items():
+        if named[name] is None and token < size:
+            named[name] = token
+    return named
+
+
+def _adds_bos(get: _Getter, kind: str, pre: str) -> bool:
+    if kind in ("bert", "gemma4"):
+        return True
+    return bool(get("add_bos_token", kind == "llama" or (pre in CUTS and CUTS[pre].add_bos)))
+
+
+def _true_kinds(tokens: Sequence[str], kinds: Sequence[int], named: Container[int]) -> list[int]:
+    """The type of each token: files call many a control token something else.
+
+    One that is found in any text before merging (`USER_DEFINED`) must be none that begins, ends
+    or cuts a sequence, or a user could write it.
+    """
+
+    def is_control(index: int, kind: int) -> bool:
+        text = tokens[index] if index < len(tokens) else ""
+        return kind == UNKNOWN or (
+            kind == USER_DEFINED and (index in named or text in END_TEXTS or text in _FILL_TEXTS)
+        )
+
+    return [CONTROL if is_control(index, kind) else kind for index, kind in enumerate(kinds)]
+
+
+def _end_ids(
+    named: set[int | None], tokens: Sequence[str], kinds: Sequence[int]
+) -> tuple[int, ...]:
+    known = {
+        text: index
+        for index, (text, kind) in enumerate(zip(tokens, kinds, strict=False))
+        if kind == CONTROL and text in END_TEXTS
+    }
+    if known.keys() >= _HARMONY_ENDS:
+        known.pop("<|end|>", None)
+    found = {*known.values(), *named}
+    return tuple(sorted(token for token in found if token is not None))
+
+
+def check_vocabulary(source: VocabularySource) -> None:
+    """Refuse what no tokenizer can be made of, without making one.
+
+    Raises:
+        Invalid: a kind or a cut that is not known, or ids and texts that do not fit together.
+    """
+    _check_kind(source)
+    size = len(source.tokens)
+    if len(source.kinds) != size or (source.kind == "llama" and len(source.scores) != size):
+        raise Invalid(
+            f"the tokenizer has {size} texts, {len(source.kinds)} kinds and {len(source.scores)} "
+            "scores; download the file again",
+            param="tokenizer",
+        )
+    if len(set(source.tokens)) != size:
+        raise Invalid("two tokens have one text; download the file again", param="tokenizer")
+    named = (
+        *(source.bos_id, source.eos_id, source.unknown_id, source.pad_id, source.last_id),
+        *source.eos_ids,
+    )
+    wrong = [token for token in named if token is not None and not 0 <= token < size]
+    if wrong:
+        raise Invalid(
+            f"token {wrong[0]} is named and there are {size}; download the file again",
+            param="tokenizer",
+        )
+    if source.kind == "bert" and source.unknown_id is None:
+        raise Invalid(
+            "the tokenizer names no token for what it does not know; download the file again",
+            param="tokenizer.ggml.unknown_token_id",
+        )
+    _check_merges(source)
+
+
+def _check_kind(source: VocabularySource) -> None:
+    if source.kind not in _KINDS:
+        raise Invalid(
+            f"tokenizer kind {source.kind[:60]!r} can not be imported; {', '.join(_KINDS)} can: "
+            "choose a model with one of them",
+            param="tokenizer",
+        )
+    if source.kind != "gpt2" or source.pre in CUTS:
+        return
+    if source.pre == "default":
+        raise Invalid(
+            "the file does not say how its tokenizer cuts text (tokenizer.ggml.pre) and a guess "
+            "would give wrong ids; get a newer file of this model, which says it",
+            param="tokenizer.ggml.pre",
+        )
+    raise Invalid(
+        f"tokenizer cut {source.pre[:60]!r} is not known here and another would give wrong ids; "
+        f"known: {', '.join(CUTS)}; choose a model with one of them",
+        param="tokenizer.ggml.pre",
+    )
+
+
+def _check_merges(source: VocabularySource) -> None:
+    """Every merge is of two tokens that make a third."""
+    texts = set(source.tokens)
+    for merge in source.merges:
+        left, _, right = merge.partition(" ")
+        if not texts.issuperset((left, right, left + right)):
+            raise Invalid(
+                f"the merge {merge[:60]!r} is of no tokens; download the file again",
+                param="tokenizer.ggml.merges",
+            )
