@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import select
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bus.blob_folder import BlobFolder
 from bus.errors import (
     BlobMissing,
     Invalid,
@@ -16,8 +19,9 @@ from bus.errors import (
 )
 from bus.ids import RequestId
 from bus.messages.api import MAX_BLOB_PART_BYTES, Envelope, PutBlobRequest
+from bus.messages.parts import BlobRef
 from bus.timers import Timers
-from bus.transfer import MAX_REQUEST_BYTES
+from bus.transfer import MAX_REQUEST_BYTES, BlobStore
 from head.effects import Reply
 from head.operation import ApiRequest
 from head.outbox import Outbox
@@ -31,12 +35,13 @@ DATA = some_bytes(500_000)
 class Door:
     """Uploads with their store, timers and what they reply."""
 
-    def __init__(self, budget_bytes: int = 1 << 40) -> None:
+    def __init__(self, budget_bytes: int = 1 << 40, store: BlobStore | None = None) -> None:
         self.outbox = Outbox()
         self.store = BlobsInMemory(budget_bytes)
         self.timers = Timers()
         self.in_use: set[bytes] = set()
-        self.uploads = Uploads(self.outbox, self.store, self.timers, lambda: self.in_use)
+        kept_in = store or self.store
+        self.uploads = Uploads(self.outbox, kept_in, self.timers, lambda: self.in_use)
         self.now = 0.0
         self._number = 0
 
@@ -44,9 +49,9 @@ class Door:
         self,
         part: bytes,
         offset: int = 0,
+        client: bytes = ALICE,
         *,
         of: bytes = DATA,
-        client: bytes = ALICE,
         frames: tuple[bytes, ...] | None = None,
         **keys: Any,
     ) -> list[dict[str, Any]]:
@@ -154,6 +159,57 @@ def test_two_clients_put_the_same_file_side_by_side() -> None:
     assert len(door.uploads) == 0
     assert not door.store.partials
     assert door.store.index.used_bytes == 500_000
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["kept", "not kept"])
+def test_all_who_finish_the_same_file_are_answered(fails: bool, tmp_path: Path) -> None:
+    with BlobFolder(tmp_path / "blobs", 1 << 30) as folder:
+        door = Door(store=folder)
+        name = folder.file_of(blob_of(DATA).sha256)
+        if fails:
+            name.mkdir()
+        inside: list[BlobRef | SuperfluidError] = []
+        for client in (ALICE, BOB):
+            door.put(DATA[:262_144], client=client)
+        door.uploads.keep(DATA, inside.append)
+        replies = [each for who in (ALICE, BOB) for each in door.put(DATA[262_144:], 262_144, who)]
+        while len(replies) < 2 or not inside:
+            assert select.select([folder], [], [], 10.0)[0]
+            replies += door.replies()
+        assert len(inside) == 1
+        if fails:
+            assert {reply["error"]["code"] for reply in replies} == {"storage_full"}
+            assert isinstance(inside[0], StorageFull)
+            assert folder.used_bytes == 0
+        else:
+            assert [reply["done"] for reply in replies] == [True, True]
+            assert inside == [blob_of(DATA)]
+            assert folder.used_bytes == 500_000
+            assert name.read_bytes() == DATA
+        assert len(door.uploads) == 0
+    assert not list(folder.path.glob("*.part"))
+
+
+def test_a_file_that_was_refused_for_its_hash_may_come_again() -> None:
+    door = Door()
+    damaged = DATA[:-1] + b"x"
+    door.put(damaged[:262_144], of=DATA)
+    assert error_of(door, damaged[262_144:], 262_144, of=DATA).param == "sha256"
+    assert door.put_all(DATA)[-1]["done"] is True
+
+
+def test_bytes_inside_a_request_are_kept_once() -> None:
+    door = Door()
+    kept: list[BlobRef | SuperfluidError] = []
+    door.uploads.keep(b"", kept.append)
+    door.uploads.keep(DATA, kept.append)
+    door.replies()
+    door.uploads.keep(DATA, kept.append)
+    assert kept == [blob_of(b""), blob_of(DATA), blob_of(DATA)]
+    small = Door(budget_bytes=1000)
+    small.uploads.keep(DATA, kept.append)
+    assert isinstance(kept[-1], TooLarge)
+    assert not small.store.partials
 
 
 def test_an_upload_goes_with_its_connection_and_after_a_minute() -> None:
