@@ -88,7 +88,7 @@ class ExplainOperations:
             return wanted, asked.qos or QOS_NAMES[session.qos], holder
         if asked.model is None:
             raise Invalid("name a model or a session", param="model")
-        self._core.texts.folder(asked.model)
+        self._core.texts.check(asked.model)
         if self._core.texts.kind(asked.model) == ENCODER:
             raise makes_no_text(asked.model)
         wanted = waiting.wanted(asked.model, pack_ids(asked.tokens or ()), asked.max_new)

@@ -46,7 +46,7 @@ class SessionOperations:
 
     def create(self, request: ApiRequest, now: float) -> None:
         asked = from_map(SessionCreateRequest, request.body)
-        self._core.texts.folder(asked.model)
+        self._core.texts.check(asked.model)
         made = self._core.runs.made.create(
             self._core.new_session_id(), LOCAL_OWNER, asked.model, QOS_CLASSES[asked.qos], now
         )
@@ -164,7 +164,7 @@ class SessionOperations:
                 self._core.fail_request(request.client, request.id, error)
             self._lines.end(session, at)
 
-        self._core.texts.folder(session.model)
+        self._core.texts.check(session.model)
         self._lines.begin(session, request)
         self._core.texts.when_described(session.model, then, now)
 

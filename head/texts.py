@@ -2,6 +2,9 @@
 
 The core never tokenizes; it hands jobs out and goes on when their replies come. What it needs in
 its own loop, the bytes of each token, comes once per model with `Described`.
+
+A folder is one of the head's models folder, or has what was fetched from a node
+(head/tokenizers.py). Jobs of a model that is being fetched wait.
 """
 
 from __future__ import annotations
@@ -15,7 +18,6 @@ from bus.errors import (
     ERROR_TABLE,
     Internal,
     NotFound,
-    QueueFull,
     SuperfluidError,
     TokenizerUnavailable,
 )
@@ -25,12 +27,8 @@ from bus.messages.text import Describe, Described, TextFailed
 from bus.text.stops import AnswerText
 from head.effects import ClientKey
 from head.outbox import Outbox
+from head.pending_texts import Continue, PendingText, PendingTexts
 
-#: What may wait at the text processes, and of it what one client may have; more is refused with a
-#: hint to come back.
-MAX_PENDING_JOBS = 1024
-MAX_PENDING_BYTES = 64 * 1024 * 1024
-MAX_CLIENT_BYTES = 16 * 1024 * 1024
 #: Tokenizers that answers may still be read by after another took their model's name.
 MAX_FORMER = 4
 #: A model whose description failed for a reason that may pass is described again after this long,
@@ -39,17 +37,10 @@ FIRST_RETRY_S = 1.0
 MAX_RETRY_S = 60.0
 
 Reply = object
-Continue = Callable[[Reply | SuperfluidError, float], None]
+#: Has a model's tokenizer fetched that the head has no folder of; None when it will come, by
+#: `TextDesk.adopt` or `give_up`, else why it will not.
+Fetch = Callable[[ModelName], SuperfluidError | None]
 MakeJob = Callable[[int, str], object]
-
-
-@dataclass(slots=True)
-class _Job:
-    then: Continue
-    client: ClientKey
-    size_bytes: int
-    #: Its reply is for the client's connection alone.
-    until_gone: bool = False
 
 
 @dataclass(slots=True)
@@ -70,7 +61,11 @@ class _Failure:
 
 
 class TextDesk:
-    """Owned by the core. `models` maps each model of the head's models folder to its path."""
+    """Owned by the core.
+
+    Invariant: what waits for a model's tokenizer is in `_awaiting` and `_waiting`, and each of
+    `_fetched` has a folder and a description.
+    """
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
@@ -88,15 +83,19 @@ class TextDesk:
         #: What models were before, by their tokenizers' digests.
         self._former: OrderedDict[tuple[ModelName, int], Described] = OrderedDict()
         self._waiting: dict[ModelName, list[Continue]] = {}
-        self._jobs: dict[int, _Job] = {}
-        self._pending_bytes: dict[ClientKey, int] = {}
-        self._last_job = 0
+        #: Models whose folder has what was fetched.
+        self._fetched: set[ModelName] = set()
+        #: Jobs that wait for a model's folder.
+        self._awaiting: dict[ModelName, list[tuple[int, MakeJob]]] = {}
+        self._pending = PendingTexts()
         #: Gives the tokenizer digest of a model that the head has no copy of; 0 for unknown.
         self.other_digest: Callable[[ModelName], int] = lambda _: 0
+        self.fetch: Fetch = self.no_folder
 
     @property
     def folders(self) -> Mapping[ModelName, str]:
-        return self._folders
+        """Path of each model's folder in the head's models folder."""
+        return {model: path for model, path in self._folders.items() if model not in self._fetched}
 
     def described(self, model: ModelName) -> Described | None:
         return self._described.get(model)
@@ -133,18 +132,59 @@ class TextDesk:
             stamps: of each model, something that changes when its tokenizer's files do.
         """
         stamps = stamps or {}
-        for model in [m for m, path in self._folders.items() if folders.get(m) != path]:
-            self._keep_former(model)
-            self._longest.pop(model, None)
-            self._failed.pop(model, None)
-            self._stale.discard(model)
-            del self._folders[model]
+        own = self.folders
+        for model in [m for m, path in own.items() if folders.get(m) != path]:
+            self._forget(model)
         for model, path in folders.items():
-            is_new = model not in self._folders
+            is_new = model not in own
             if is_new or self._stamps.get(model) != stamps.get(model):
+                self._fetched.discard(model)
                 self._stamps[model] = stamps.get(model)
                 self._folders[model] = path
                 self._changed(model)
+                if is_new:
+                    self._hand_out_awaiting(model)
+
+    def describe(self, folder: str, then: Continue) -> None:
+        """Describe a folder that is none of a model yet; `then` gets `Described` or an error."""
+        self._hand_out(PendingText(then, b"", 0), lambda job: Describe(job=job, folder=folder))
+
+    def adopt(self, model: ModelName, folder: str, described: Described, now: float) -> None:
+        """What was fetched of a model is its folder from now on, unless the head has its own."""
+        if model in self.folders:
+            return
+        self._fetched.add(model)
+        self._folders[model] = folder
+        self._note_description(model, described)
+        self._hand_out_awaiting(model)
+        for waiter in self._waiting.pop(model, []):
+            waiter(described, now)
+
+    def give_up(self, model: ModelName, error: SuperfluidError, now: float) -> None:
+        """A model's tokenizer does not come: what waits for it fails."""
+        if model in self._folders:
+            return
+        for number, _ in self._awaiting.pop(model, []):
+            if (job := self._pending.settle(number)) is not None:
+                job.then(error, now)
+        for waiter in self._waiting.pop(model, []):
+            waiter(error, now)
+
+    def is_awaited(self, model: ModelName) -> bool:
+        """Whether something waits for a model's folder."""
+        return model not in self._folders and (model in self._awaiting or model in self._waiting)
+
+    def _hand_out_awaiting(self, model: ModelName) -> None:
+        for number, make in self._awaiting.pop(model, []):
+            if (job := self._pending.get(number)) is not None:
+                self._outbox.text_job(make(number, self._folders[model]), job.client)
+
+    def _forget(self, model: ModelName) -> None:
+        self._keep_former(model)
+        self._longest.pop(model, None)
+        self._failed.pop(model, None)
+        self._stale.discard(model)
+        del self._folders[model]
 
     def used(self, model: ModelName, digest: int) -> None:
         """A job of a model went by the tokenizer with this digest; 0 for unknown.
@@ -174,28 +214,34 @@ class TextDesk:
             while len(self._former) > MAX_FORMER:
                 self._former.popitem(last=False)
 
-    def folder(self, model: ModelName) -> str:
-        """The path of a model's folder.
+    def check(self, model: ModelName) -> None:
+        """See that texts of a model can be worked on, now or when its tokenizer has come.
 
         Raises:
-            NotFound: this head has none, with what it has.
+            SuperfluidError: they can not, and why.
         """
-        if model not in self._folders:
-            have = ", ".join(sorted(self._folders)) or "none"
-            raise NotFound(
-                f"this head has no model folder {model!r} (it has: {have}); "
-                f"import it on the head's machine too: sfctl model import FILE --name {model}",
-                param="model",
-            )
-        return self._folders[model]
+        if model not in self._folders and (error := self.fetch(model)) is not None:
+            raise error
+
+    #: As it was called before.
+    folder = check
+
+    def no_folder(self, model: ModelName) -> NotFound:
+        """Why a model of which nobody knows has no texts."""
+        have = ", ".join(sorted(self._folders)) or "none"
+        return NotFound(
+            f"there is no model {model!r}: no node serves it, and the head has no folder of it (it "
+            f"has: {have}); get one with: sfctl model import FILE --name {model}",
+            param="model",
+        )
 
     def when_described(self, model: ModelName, then: Continue, now: float) -> None:
         """Go on with `Described`, or with the error that keeps the tokenizer from loading.
 
         Raises:
-            NotFound: no such folder.
+            SuperfluidError: as `check`.
         """
-        self.folder(model)
+        self.check(model)
         known, failure = self._described.get(model), self._failed.get(model)
         if known is not None and model not in self._stale:
             then(known, now)
@@ -228,58 +274,38 @@ class TextDesk:
             The job's number, for `drop`.
 
         Raises:
-            NotFound: no such model folder.
+            SuperfluidError: as `check`.
             QueueFull: too much waits already.
         """
-        folder = self.folder(model)
-        theirs = self._pending_bytes.get(client, 0)
-        total = sum(self._pending_bytes.values())
-        if (
-            len(self._jobs) >= MAX_PENDING_JOBS
-            or total + size_bytes > MAX_PENDING_BYTES
-            or (theirs and theirs + size_bytes > MAX_CLIENT_BYTES)
-        ):
-            raise QueueFull(
-                f"{len(self._jobs)} texts of {total} bytes wait to be tokenized; try again in a "
-                "second",
-                retry_after_ms=1000,
-            )
-        return self._hand_out(
-            _Job(then, client, size_bytes, until_gone), lambda job: make_job(job, folder)
-        )
+        self.check(model)
+        self._pending.check_room(client, size_bytes)
+        job = PendingText(then, client, size_bytes, until_gone)
+        if (folder := self._folders.get(model)) is not None:
+            return self._hand_out(job, lambda number: make_job(number, folder))
+        number = self._pending.add(job)
+        self._awaiting.setdefault(model, []).append((number, make_job))
+        return number
 
     def drop(self, job: int) -> None:
         """Nobody waits for a job any more; fine when it is done."""
-        if self._settle(job) is not None:
+        if self._pending.settle(job) is not None:
             self._outbox.drop_text(job)
 
     def client_gone(self, client: ClientKey) -> None:
         """Drop what only this client's connection waited for."""
-        jobs = [n for n, job in self._jobs.items() if job.client == client and job.until_gone]
-        for number in jobs:
+        for number in self._pending.until_gone(client):
             self.drop(number)
 
     def reply(self, message: object, now: float) -> None:
         """A reply of a text process, or the `TextFailed` that stands for its death."""
-        found = self._settle(getattr(message, "job", 0))
+        found = self._pending.settle(getattr(message, "job", 0))
         if found is not None:
             found.then(_error(message) if isinstance(message, TextFailed) else message, now)
 
-    def _hand_out(self, job: _Job, make: Callable[[int], object]) -> int:
-        self._last_job += 1
-        self._jobs[self._last_job] = job
-        pending = self._pending_bytes
-        pending[job.client] = pending.get(job.client, 0) + job.size_bytes
-        self._outbox.text_job(make(self._last_job), job.client)
-        return self._last_job
-
-    def _settle(self, number: int) -> _Job | None:
-        job = self._jobs.pop(number, None)
-        if job is not None:
-            left = self._pending_bytes.pop(job.client) - job.size_bytes
-            if left or any(other.client == job.client for other in self._jobs.values()):
-                self._pending_bytes[job.client] = left
-        return job
+    def _hand_out(self, job: PendingText, make: Callable[[int], object]) -> int:
+        number = self._pending.add(job)
+        self._outbox.text_job(make(number), job.client)
+        return number
 
     def least_tokens(self, model: ModelName, text_bytes: int) -> int:
         """As few tokens as a text of so many bytes can have; 0 while that is not known."""
@@ -347,7 +373,8 @@ class TextDesk:
                 "head"
             )
         raise TokenizerUnavailable(
-            f"the head has no tokenizer for {model}; import the model on the head's machine"
+            f"the head has no tokenizer for {model}: no node has given it yet; start a node that "
+            "serves it"
         )
 
     def _describe(self, model: ModelName) -> None:
@@ -357,12 +384,7 @@ class TextDesk:
             if self._asked[model] != turn:
                 return  # It may be of older files; who waits gets the later one.
             if isinstance(reply, Described):
-                self._keep_former(model)
-                self._described[model] = reply
-                self._former.pop((model, reply.digest), None)
-                self._stale.discard(model)
-                self._longest[model] = max(map(len, reply.vocabulary), default=0)
-                self._failed.pop(model, None)
+                self._note_description(model, reply)
                 known: Reply = reply
             else:
                 error = reply if isinstance(reply, SuperfluidError) else Internal("no description")
@@ -371,7 +393,15 @@ class TextDesk:
                 waiter(known, now)
 
         folder = self._folders[model]
-        self._hand_out(_Job(then, b"", 0), lambda job: Describe(job=job, folder=folder))
+        self._hand_out(PendingText(then, b"", 0), lambda job: Describe(job=job, folder=folder))
+
+    def _note_description(self, model: ModelName, described: Described) -> None:
+        self._keep_former(model)
+        self._described[model] = described
+        self._former.pop((model, described.digest), None)
+        self._stale.discard(model)
+        self._longest[model] = max(map(len, described.vocabulary), default=0)
+        self._failed.pop(model, None)
 
     def _note_failure(self, model: ModelName, error: SuperfluidError, now: float) -> _Failure:
         before = self._failed.get(model)

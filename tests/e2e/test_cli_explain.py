@@ -50,4 +50,4 @@ def test_wrong_use_is_2(cluster: Cluster) -> None:
     assert explain(cluster, "--session", "s", "--tokens", "3").exit_code == 2
     unknown = explain(cluster, "nothing")
     assert unknown.exit_code == 5
-    assert "no model folder 'nothing'" in unknown.stderr
+    assert "there is no model 'nothing'" in unknown.stderr

@@ -151,7 +151,7 @@ def test_what_the_request_can_not_be_is_said(bench: PlacingBench) -> None:
         bench.operation("explain")
     with pytest.raises(ValueError, match="give one of prompt_tokens, tokens and session"):
         bench.operation("explain", model=TOY, prompt_tokens=3, tokens=[1])
-    with pytest.raises(ValueError, match="no model folder"):
+    with pytest.raises(ValueError, match="there is no model"):
         bench.operation("explain", model="nothing")
 
 

@@ -23,8 +23,9 @@ from bus.text.vocabulary import tokenizer_digest
 from head.effects import DropText, TextJob
 from head.model_folders import find_folders, find_stamps
 from head.outbox import Outbox
+from head.pending_texts import MAX_CLIENT_BYTES
 from head.text_pool import death
-from head.texts import MAX_CLIENT_BYTES, TextDesk
+from head.texts import TextDesk
 from tests.harness.memory_text import DIGEST, VOCABULARY, text_reply
 
 TOY = ModelName("toy")
@@ -203,7 +204,7 @@ def test_fewest_tokens_of_a_text_come_from_the_longest_token(desk: Desk) -> None
 
 def test_model_whose_folder_is_gone_is_not_found(desk: Desk) -> None:
     desk.desk.models_found({})
-    with pytest.raises(SuperfluidError, match="no model folder 'toy'"):
+    with pytest.raises(SuperfluidError, match="there is no model 'toy'"):
         desk.submit()
 
 
