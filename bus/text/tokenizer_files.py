@@ -1,0 +1,153 @@
+"""The files that a model's texts go by, as a head fetches them from a node; never weights.
+
+tokenizer.json, tokenizer_config.json and the chat template go as they are. Of the other files only
+those facts go that bus/text/model_files.py reads: which ids begin and end a text, and the kind of
+model. A folder with these files reads as the model's own does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from bus.errors import ModelIncomplete, TokenizerUnavailable
+from bus.text.model_files import CHAT_TEMPLATE, RECORD, TOKENIZER, TOKENIZER_CONFIG
+
+MIB = 1024 * 1024
+#: Most bytes of a file whose facts are read.
+_MAX_FACTS_SOURCE = 16 * MIB
+#: Of facts, which are few.
+_MAX_FACTS = 64 * 1024
+_MAX_ENDS = 256
+_MAX_ID = 2**32 - 1
+#: Kinds of models have short names.
+_MAX_KIND = 32
+#: Every file that may go, and its most bytes.
+LIMITS: Mapping[str, int] = {
+    TOKENIZER: 64 * MIB,
+    TOKENIZER_CONFIG: 16 * MIB,
+    CHAT_TEMPLATE: 4 * MIB,
+    RECORD: _MAX_FACTS,
+    "genai_config.json": _MAX_FACTS,
+    "generation_config.json": _MAX_FACTS,
+    "config.json": _MAX_FACTS,
+}
+
+
+def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
+    """The files of a model folder that go, by name.
+
+    Raises:
+        ModelIncomplete: there is no tokenizer, or a file that can not be read.
+        TokenizerUnavailable: one is over its limit.
+    """
+    found = {}
+    for name, limit in LIMITS.items():
+        data = _read(folder / name, _MAX_FACTS_SOURCE if name in _FACTS else limit)
+        if data is not None:
+            found[name] = facts_of(name, data)
+    if TOKENIZER not in found:
+        raise ModelIncomplete(
+            f"model folder {folder} has no {TOKENIZER}; import the model again", param="model"
+        )
+    return found
+
+
+def facts_of(name: str, data: bytes) -> bytes:
+    """What goes of a file: all of it, or its facts.
+
+    Raises:
+        ModelIncomplete: a file of facts is no JSON object.
+    """
+    choose = _FACTS.get(name)
+    if choose is None:
+        return data
+    try:
+        found = json.loads(data.decode())
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ModelIncomplete(f"model file {name} is no JSON object; import the model again")
+    return json.dumps(choose(found), sort_keys=True, separators=(",", ":")).encode()
+
+
+def text_digest(files: Mapping[str, bytes]) -> int:
+    """Names the files: equal for models whose texts are made and read alike; at least 1."""
+    digest = hashlib.sha256()
+    for name in sorted(files):
+        digest.update(f"{name} {hashlib.sha256(files[name]).hexdigest()}\n".encode())
+    return max(1, int.from_bytes(digest.digest()[:8], "little"))
+
+
+def folder_text_digest(folder: Path) -> int:
+    """The digest of a model folder's files; 0 where they do not go.
+
+    Raises:
+        ModelIncomplete: as `read_tokenizer_files`.
+    """
+    try:
+        return text_digest(read_tokenizer_files(folder))
+    except TokenizerUnavailable:
+        return 0
+
+
+def _read(file: Path, limit: int) -> bytes | None:
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(limit + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ModelIncomplete(
+            f"model file {file} can not be read ({error}); import the model again"
+        ) from error
+    if len(data) > limit:
+        raise TokenizerUnavailable(
+            f"{file.name} of model {file.parent.name} has more than {limit} bytes, which no head "
+            "takes; import the model on the head's machine"
+        )
+    return data
+
+
+def _record_facts(found: Mapping[str, Any]) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    if isinstance(kind := found.get("kind"), str) and len(kind) <= _MAX_KIND:
+        facts["kind"] = kind
+    if (ends := _ids(found.get("eos_ids"))) is not None:
+        facts["eos_ids"] = ends
+    if _is_id(found.get("bos_id")):
+        facts["bos_id"] = found["bos_id"]
+    if isinstance(found.get("add_bos"), bool):
+        facts["add_bos"] = found["add_bos"]
+    return facts
+
+
+def _end_facts(found: Mapping[str, Any]) -> dict[str, Any]:
+    ends = _ids(found.get("eos_token_id"))
+    return {} if ends is None else {"eos_token_id": ends}
+
+
+def _genai_facts(found: Mapping[str, Any]) -> dict[str, Any]:
+    model = found.get("model")
+    return {"model": _end_facts(model)} if isinstance(model, dict) else {}
+
+
+def _is_id(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value <= _MAX_ID
+
+
+def _ids(value: object) -> list[int] | None:
+    """End-of-sequence ids, one or a list; None where there are none."""
+    values = value if isinstance(value, list) else [value]
+    return [each for each in values if _is_id(each)][:_MAX_ENDS] or None
+
+
+_FACTS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    RECORD: _record_facts,
+    "genai_config.json": _genai_facts,
+    "generation_config.json": _end_facts,
+    "config.json": _end_facts,
+}
