@@ -140,8 +140,8 @@ class Cluster(Closing):
         used = {"head": 0.0, "text": 0.0, "agent": 0.0, "worker": 0.0}
         for name, process in self._processes.items():
             role, below = ("head", "text") if name == "head" else ("agent", "worker")
-            used[role] += _cpu_s(process.pid)
-            used[below] += sum(_cpu_s(child) for child in _children(process.pid))
+            used[role] += process_cpu_s(process.pid)
+            used[below] += sum(process_cpu_s(child) for child in _children(process.pid))
         return used
 
     # --- inside -------------------------------------------------------------------------------
@@ -185,10 +185,11 @@ class Cluster(Closing):
 
 def own_cpu_s() -> float:
     """CPU seconds of this process: the client's."""
-    return _cpu_s(os.getpid())
+    return process_cpu_s(os.getpid())
 
 
-def _cpu_s(pid: int) -> float:
+def process_cpu_s(pid: int) -> float:
+    """CPU seconds that a process has used; 0 for one that is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

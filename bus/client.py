@@ -19,6 +19,7 @@ from bus.call import Call
 from bus.client_address import check_api_address
 from bus.client_chat import Conversations
 from bus.client_events import Ended, Failed
+from bus.client_jobs import Jobs
 from bus.client_request import checked_options, prompt_keys
 from bus.client_session import ClientSession
 from bus.closing import Closing
@@ -36,7 +37,7 @@ _RECONNECT_EVERY_S = 0.1
 _SETTLE_S = 0.5
 
 
-class Client(Closing, Conversations):
+class Client(Closing, Conversations, Jobs):
     """A connection to a head. Used by one thread; close it, or use it in `with`.
 
     Args:

@@ -36,7 +36,7 @@ SILENCE_LIMIT_S = 20.0
 REPEATABLE = frozenset(
     {
         *("hello", "ping", "status", "nodes", "models", "tokenize", "detokenize", "attach"),
-        *("session.get", "session.ls", "session.park", "session.finish"),
+        *("session.get", "session.ls", "session.park", "session.finish", "embed"),
     }
 )
 #: Operations that an idempotency key is for.

@@ -22,7 +22,7 @@ _NAME = "sfctl"
 _COMMAND = re.compile(
     r"(?<!on the head with: )(?<!on the head's machine too: )"
     r"(?<![\w/.-])sfctl "
-    r"((?:up|down|logs|status|node|model|run|chat|attach|session|token|doctor|demo|backup|restore)\b)"
+    r"((?:up|down|logs|status|node|model|run|chat|embed|attach|session|token|doctor|demo|backup|restore)\b)"
     r"(?![^`]*` on its machine)"
 )
 
