@@ -14,6 +14,7 @@ MAX_DEPTH = 16
 #: Lists and maps in one message, four times what any of ours has. An empty one is a byte on the
 #: wire and 64 in memory: 8 MiB of them took 518 MiB.
 MAX_CONTAINERS = 1 << 18
+_NESTED = frozenset({list, dict})
 #: A message that is too short to hold enough of them for it to matter is not counted through.
 _COUNTED_FROM_BYTES = 64 * 1024
 
@@ -94,6 +95,9 @@ def _check_depth(values: Any, limit: int, at: int = 0) -> None:
     if type(values) is list or type(values) is dict:
         if at == limit:
             raise DecodeError(f"message nested deeper than {limit}")
-        for item in values.values() if type(values) is dict else values:
+        items = values.values() if type(values) is dict else values
+        if _NESTED.isdisjoint(map(type, items)):
+            return
+        for item in items:
             if type(item) is list or type(item) is dict:
                 _check_depth(item, limit, at + 1)

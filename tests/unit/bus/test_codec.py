@@ -238,7 +238,17 @@ def decode_with(index: int, value: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("index", "value"),
-    [(1, 5), (2, 1), (2, 0), (3, "abcd"), (4, b""), (6, []), (7, b"\0" * 8), (8, None)],
+    [
+        (1, 5),
+        (2, 1),
+        (2, 0),
+        (3, "abcd"),
+        (4, b""),
+        (6, []),
+        (6, [0, 9]),
+        (7, b"\0" * 8),
+        (8, None),
+    ],
 )
 def test_values_at_their_bounds_are_taken(index: int, value: Any) -> None:
     assert isinstance(decode_with(index, value), Limits)
@@ -265,6 +275,9 @@ def test_values_at_their_bounds_are_taken(index: int, value: Any) -> None:
         (5, 1, "one of a, b"),
         (6, [1, 2, 3], "at most 2"),
         (6, [1, 10], r"items.\[1\] is 10"),
+        (6, [0, True], r"items.\[1\] should be a whole number"),
+        (6, [0.0, 1], r"items.\[0\] should be a whole number"),
+        (6, [-1, 0], r"items.\[0\] is -1"),
         (6, {"a": 1}, "a list, not a map"),
         (7, b"\0\0\0", "multiple of 4"),
         (7, bytes(12), "longer than 8"),
