@@ -11,6 +11,7 @@ from typing import Any
 
 from bus.errors import Invalid
 from bus.fields import kind_of
+from bus.printable import printable
 
 #: Levels of lists and maps in one value; a body of the API has no more.
 MAX_DEPTH = 64
@@ -68,10 +69,8 @@ def check_json(value: Any, where: str, depth: int = 0) -> Any:
 
 def shorten(where: str) -> str:
     """A place as a sentence has room for."""
-    if len(where) <= _SHOWN_PLACE:
-        return where
     half = _SHOWN_PLACE // 2 - 2
-    return f"{where[:half]}...{where[-half:]}"
+    return printable(where if len(where) <= _SHOWN_PLACE else f"{where[:half]}...{where[-half:]}")
 
 
 def _item(value: Any, key: str, where: str, depth: int) -> Any:

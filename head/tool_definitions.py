@@ -15,7 +15,7 @@ import msgpack
 from bus.errors import Invalid, TooLarge
 from bus.fields import kind_of
 from bus.messages.text import MAX_TOOLS_BYTES
-from head.json_values import check_json, check_text
+from head.json_values import check_json, check_text, shorten
 
 #: A name is written into prompts and parsed out of answers.
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -160,7 +160,8 @@ def _check_properties(schema: Mapping[str, Any], where: str) -> None:
     for name, inner in properties.items():
         if not isinstance(inner, dict | bool):
             raise Invalid(
-                f"{where}.properties.{name:.80} should be a schema, a map, not {kind_of(inner)}",
+                f"{shorten(f'{where}.properties.{name}')} should be a schema, a map, not "
+                f"{kind_of(inner)}",
                 param=f"{where}.properties.{name}",
             )
     required = schema.get("required", [])

@@ -15,6 +15,11 @@ from typing import Any
 from head.text.template_look import SystemPlaces, TemplateLook, in_parts
 from head.text.tool_messages import Message
 
+#: How calls are written where the template has no form for them.
+CALL_FORM = (
+    "To call one, write its name and arguments as JSON in these tags, and then wait for its "
+    'result:\n<tool_call>\n{"name": "NAME", "arguments": {"PARAMETER": "VALUE"}}\n</tool_call>'
+)
 _BETWEEN = "\n\n"
 _SHORT_ID_LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _SHORT_ID_LENGTH = 9
@@ -39,7 +44,8 @@ def fit(
     if not knows_developer:
         found = [_as_system(message) for message in found]
     if tools and not look.shows_tools:
-        found = [{"role": "system", "content": tools_text(tools)}, *found]
+        text = _tools_text(tools, own_form=look.shows_calls)
+        found = [{"role": "system", "content": text}, *found]
     if any(message.get("tool_calls") for message in found):
         found = list(_fit_calls(found, look))
     if any(message["role"] == "tool" for message in found) and not look.shows_results:
@@ -86,15 +92,18 @@ def _into_user(text: str, messages: list[Message]) -> list[Message]:
 # --- tools ------------------------------------------------------------------------------------
 
 
-def tools_text(tools: Iterable[Mapping[str, Any]]) -> str:
-    """Tools for a model whose template shows none."""
+def _tools_text(tools: Iterable[Mapping[str, Any]], *, own_form: bool) -> str:
+    """Tools for a model whose template shows none.
+
+    Args:
+        own_form: whether the template has a form for calls, which the model then knows.
+    """
     lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    return (
+    text = (
         "You can call functions. These are their names, what they do, and JSON schemas of their "
-        f"parameters, one function a line:\n<tools>\n{lines}\n</tools>\n"
-        "To call one, write its name and arguments as JSON in these tags, and then wait for its "
-        'result:\n<tool_call>\n{"name": "NAME", "arguments": {"PARAMETER": "VALUE"}}\n</tool_call>'
+        f"parameters, one function a line:\n<tools>\n{lines}\n</tools>"
     )
+    return text if own_form else f"{text}\n{CALL_FORM}"
 
 
 def _fit_calls(messages: Iterable[Message], look: TemplateLook) -> Iterator[Message]:

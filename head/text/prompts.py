@@ -15,7 +15,7 @@ from bus.errors import Invalid, TooLarge
 from bus.messages.text import MAX_TEXT_BYTES
 from bus.text.escaping import MARK, Escaper
 from head.json_values import check_json
-from head.text.fitting import fit, tools_text
+from head.text.fitting import CALL_FORM, fit
 from head.text.messages import REASONING, normalise
 from head.text.templates import ChatTemplate, Template
 from head.text.tool_messages import Arguments, Message
@@ -31,6 +31,7 @@ _OPENERS = (
     (re.compile(r"<\|START_([A-Z_]+)\|>"), "<|END_{}|>"),
     (re.compile(r"<\|begin_of_(\w+)\|>"), "<|end_of_{}|>"),
     (re.compile(r"<\|(channel)>"), "<{}|>"),
+    (re.compile(r"<\|open\|>(\w+)<\|sep\|>"), "<|close|>{}<|sep|>"),
 )
 
 
@@ -78,8 +79,7 @@ class ChatPrompt:
         self._variables = {
             "documents": None,
             **_escaped(_checked(options or {}), escaper.escape_value, escaper),
-            # None, as templates are written for, and not an empty list.
-            "tools": [_shown_tool(tool, escaper) for tool in tools] or None,
+            "tools": [_shown_tool(tool, escaper) for tool in tools] or self._template.look.no_tools,
         }
 
     @property
@@ -88,8 +88,9 @@ class ChatPrompt:
 
         It is the template, and where that shows no tools the text that shows them.
         """
-        if self._tools and not self._template.look.shows_tools:
-            return f"{self._template.source}\n{tools_text(self._tools)}"
+        look = self._template.look
+        if self._tools and not look.shows_tools and not look.shows_calls:
+            return f"{self._template.source}\n{CALL_FORM}"
         return self._template.source
 
     def whole(self, *, add_generation_prompt: bool = True) -> Prompt:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 
 import jinja2
@@ -72,8 +72,16 @@ def _to_json(
         indent=indent,
         separators=separators,
         sort_keys=sort_keys,
+        default=_listed,
     )
     return _ESCAPED_IN_ASCII.sub(_character, text) if ensure_ascii else text
+
+
+def _listed(value: object) -> list[object]:
+    """What filters such as `map` give, which other engines for templates make lists of."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} can not be written as JSON")
 
 
 def _character(pair: re.Match[str]) -> str:

@@ -19,7 +19,8 @@ Try = Callable[[Mapping[str, Any]], str | None]
 
 #: Words that no template has; letters only, since templates may count, cut and compare.
 _USER, _SYSTEM, _SECOND, _ANSWER = "Quarvem", "Zilphotix", "Brundiquel", "Mexovarty"
-_NAME, _OTHER_NAME, _VALUE, _RESULT = "wexlorp", "yandirq", "Jopkelvu", "Frimzogat"
+_NAME, _OTHER_NAME, _RESULT = "wexlorp", "yandirq", "Frimzogat"
+_VALUE, _OTHER_VALUE = "Jopkelvu", "Dwimpatch"
 #: An identifier as most programs make them, and the only kind that some templates take.
 _LONG_ID, _SHORT_ID = "call_0a1b2c3d4e5f", "A1b2C3d4E"
 
@@ -67,6 +68,11 @@ class TemplateLook:
         return SystemPlaces.ANYWHERE
 
     @cached_property
+    def no_tools(self) -> list[Any] | None:
+        """What stands for no tools: mostly None, and an empty list to those that need a list."""
+        return [] if self._text([_user()]) is None and self._text([_user()], []) else None
+
+    @cached_property
     def shows_tools(self) -> bool:
         """Whether tools that are given come up in the prompt."""
         return (
@@ -101,7 +107,7 @@ class TemplateLook:
         """Whether one message may have several calls."""
         ident = _SHORT_ID if self.wants_short_ids else _LONG_ID
         several = _called(ident, _NAME, _OTHER_NAME)
-        return self._shows(several, _NAME, _OTHER_NAME, tools=_TOOLS)
+        return self._shows(several, _VALUE, _OTHER_VALUE, tools=_TOOLS)
 
     @cached_property
     def answer_header(self) -> str | None:
@@ -153,14 +159,17 @@ def in_parts(message: Message) -> Message:
     return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
 
+def _query(value: str) -> Arguments:
+    return Arguments({"query": value}, f'{{"query": "{value}"}}')
+
+
 def _called(ident: str, *names: str) -> list[Message]:
     """A chat with calls and their results, and a question after them."""
-    arguments = Arguments({"query": _VALUE}, f'{{"query": "{_VALUE}"}}')
     # The last letter tells them apart and keeps the kind.
     idents = [ident[:-1] + "ABCD"[place] for place in range(len(names))]
     calls = [
-        {"id": one, "type": "function", "function": {"name": name, "arguments": arguments}}
-        for one, name in zip(idents, names, strict=True)
+        {"id": one, "type": "function", "function": {"name": name, "arguments": _query(value)}}
+        for one, name, value in zip(idents, names, (_VALUE, _OTHER_VALUE), strict=False)
     ]
     results = [
         {"role": "tool", "tool_call_id": one, "name": name, "content": _RESULT}
