@@ -30,7 +30,7 @@ EMPTY_DIGEST = context_digest(b"")
 
 
 class TokenContext:
-    """A growing row of token ids. Owns its bytes; used by one thread.
+    """A row of token ids, added to at its end. Owns its bytes; used by one thread.
 
     Invariant: the segments cover the ids in order, none is empty, and neighbours differ in kind
     (chunks of any size give the same bits, so two in a row are one).
@@ -77,6 +77,13 @@ class TokenContext:
             )
         else:
             self._segments.append(segment)
+
+    def cut(self, length: int) -> None:
+        """Keep the first `length` tokens only; all, when it has no more."""
+        kept = self.slice_segments(0, length)
+        del self._packed[4 * length :]
+        self._segments = list(kept)
+        self._hash = hashlib.blake2b(self._packed, digest_size=DIGEST_BYTES)
 
     def __len__(self) -> int:
         """How many tokens it holds."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bus.errors import Invalid, SuperfluidError, TokenizerUnavailable
+from bus.errors import ContextLengthExceeded, Invalid, SuperfluidError, TokenizerUnavailable
 from bus.ids import ModelName, PackedIds, count_ids, pack_ids
 from bus.messages.text import CheckConstraint, Described, Encoded
 from head.answers import Answer
+from head.chat_request import ChatPlan
+from head.chat_turns import fresh_ids, renumbered
 from head.effects import ClientKey
 from head.operation import Core
 from head.sampling_request import check_below, check_ids
@@ -33,12 +35,18 @@ class Admission:
         client: who asked.
         answer: in the book, in stage PREPARING.
         constraint_param: what the client called its constraint.
+        plan: of a chat; it is to be made true of the answer.
+        talk: the made session that a chat's new messages join, when nothing is wrong with them.
+        behind: how many messages that the client did not send are rendered before them.
     """
 
     core: Core
     client: ClientKey
     answer: Answer
     constraint_param: str
+    plan: ChatPlan | None = None
+    talk: Session | None = None
+    behind: int = 0
 
     def encode(self, make_job: MakeJob, size_bytes: int) -> None:
         """Admit the answer with the ids that a text job gives.
@@ -88,8 +96,18 @@ class Admission:
     def _with_encoded(self, known: object, encoded: Encoded, now: float) -> None:
         if isinstance(known, Described) and encoded.digest not in (0, known.digest):
             self._fail(tokenizer_changed(self.answer.model), now)
-        else:
-            self._with_prompt(known, encoded.ids, now)
+            return
+        ids = encoded.ids
+        try:
+            if self.plan is not None and not self.answer.ended:
+                self.plan.begin(self.answer, encoded)
+            if self.talk is not None and isinstance(known, Described):
+                self.talk.goes_by(known.digest)
+                ids = fresh_ids(self.talk, ids, known.eos)
+        except SuperfluidError as error:
+            self._fail(error, now)
+            return
+        self._with_prompt(known, ids, now)
 
     def _with_prompt(self, known: object, ids: PackedIds, now: float) -> None:
         if isinstance(known, Described) and not ids:
@@ -134,9 +152,26 @@ class Admission:
         if self.answer.ended:
             return
         try:
+            if self.talk is not None:
+                self._join(self.talk)
             self.core.runs.waiting.add(self.answer, now)
         except SuperfluidError as error:
             self._fail(error, now)
+
+    def _join(self, session: Session) -> None:
+        """The new messages become part of their session's context; the answer begins with that."""
+        answer = self.answer
+        ids, answer.prompt = answer.prompt, PackedIds(b"")
+        length = len(session.context) + count_ids(ids)
+        window = self.core.fleet.largest_window(answer.model)
+        if window and length > window:
+            raise ContextLengthExceeded(
+                f"with these messages session {session.id} would have {length} tokens, and the "
+                f"largest window for {answer.model} is {window}; send less, or begin a new session",
+                param="messages",
+                details={"length": length, "max": window},
+            )
+        self.core.runs.made.join(session, answer, ids)
 
     # --- parts --------------------------------------------------------------------------------
 
@@ -166,10 +201,11 @@ class Admission:
 
     def _fail(self, error: SuperfluidError, now: float) -> None:
         if error.param == "constraint":
+            planned = self.plan.constraint_param if self.plan is not None else ""
             error = type(error)(
                 error.message,
-                param=self.constraint_param,
+                param=planned or self.constraint_param,
                 details=error.details,
                 retry_after_ms=error.retry_after_ms,
             )
-        self.core.book.end(self.answer, "error", now, error)
+        self.core.book.end(self.answer, "error", now, renumbered(error, self.behind))

@@ -1,10 +1,9 @@
-"""The operations that make, read and end answers: generate, chat, attach, cancel, more."""
+"""The operations that make, read and end answers: generate, attach, cancel, more."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
-
-import msgpack
 
 from bus.api_maps import from_map
 from bus.errors import (
@@ -13,7 +12,6 @@ from bus.errors import (
     Invalid,
     NotFound,
     SuperfluidError,
-    TooLarge,
 )
 from bus.ids import ModelName, SessionId
 from bus.messages.api import (
@@ -24,10 +22,10 @@ from bus.messages.api import (
     GenerationOptions,
     SessionGenerateRequest,
 )
-from bus.messages.chat import ChatRequest
-from bus.messages.text import MAX_OPTIONS_BYTES, Encode, RenderChat
+from bus.messages.text import Encode
 from head.admission import Admission
 from head.answers import Answer, Subscription
+from head.chat_request import ChatPlan
 from head.effects import NOBODY, ClientKey
 from head.encoders import ENCODER, makes_no_text
 from head.operation import ApiRequest, Core
@@ -55,37 +53,16 @@ class AnswerOperations:
         if asked.prompt is not None:
             self._refuse_hopeless(asked.model, asked.prompt)
         media = self._core.media.of_prompt(asked)
-        answer = self._open_answer(request, asked, now)
+        answer = self.open_answer(request, asked, now)
         if answer is None:
             return
         answer.media = media
-        admission = self._admission(request, asked, answer)
+        admission = self.admission(request, asked, answer)
         if asked.tokens is not None:
             admission.take_ids(asked.tokens, now)
             return
         text = asked.prompt or ""
         admission.encode(lambda job, folder: Encode(job=job, folder=folder, text=text), len(text))
-
-    def chat(self, request: ApiRequest, now: float) -> None:
-        asked = from_map(ChatRequest, only_known(request.body))
-        if not asked.messages:
-            raise Invalid("messages is empty; give at least one message", param="messages")
-        self._core.media.check_chat(asked.model, asked.messages)
-        messages = msgpack.packb(list(asked.messages))
-        options = msgpack.packb(asked.template or {})
-        if len(options) > MAX_OPTIONS_BYTES:
-            raise TooLarge(
-                f"template has {len(options)} bytes; at most {MAX_OPTIONS_BYTES} are taken",
-                param="template",
-            )
-        answer = self._open_answer(request, asked, now)
-        if answer is not None:
-            self._admission(request, asked, answer).encode(
-                lambda job, folder: RenderChat(
-                    job=job, folder=folder, messages=messages, options=options
-                ),
-                len(messages),
-            )
 
     def attach(self, request: ApiRequest, now: float) -> None:
         asked = from_map(AttachRequest, request.body)
@@ -152,33 +129,33 @@ class AnswerOperations:
         self, request: ApiRequest, asked: SessionGenerateRequest, session: Session, now: float
     ) -> None:
         """Run a turn of a session, which is idle, on its context."""
-        answer = self._new_answer(request, asked, now, session.id)
+        answer = self.new_answer(request, asked, now, session.id)
         answer.keep_output = asked.keep_output
         try:
             self._core.runs.made.begin_turn(session, answer)
         except SuperfluidError as error:
             self._core.book.end(answer, "error", now, error)
             return
-        self._admission(request, asked, answer).take_context(session, now)
+        self.admission(request, asked, answer).take_context(session, now)
 
-    # --- parts --------------------------------------------------------------------------------
+    # --- new answers --------------------------------------------------------------------------
 
-    def _open_answer(
+    def open_answer(
         self, request: ApiRequest, asked: GenerationOptions, now: float
     ) -> Answer | None:
         """A request's answer when it is new; a repeated key attaches to its own."""
         if self.attach_known(request, asked, now):
             return None
-        return self._new_answer(request, asked, now)
+        return self.new_answer(request, asked, now)
 
-    def _new_answer(
+    def new_answer(
         self,
         request: ApiRequest,
         asked: GenerationOptions,
         now: float,
         session: SessionId | None = None,
     ) -> Answer:
-        self._core.texts.folder(asked.model)
+        self._core.texts.check(asked.model)
         if self._core.texts.kind(asked.model) == ENCODER:
             raise makes_no_text(asked.model)
         blobs = self._core.uploads.find(asked.blobs)
@@ -190,15 +167,28 @@ class AnswerOperations:
         self._core.book.add(answer)
         return answer
 
-    def _admission(
-        self, request: ApiRequest, asked: GenerationOptions, answer: Answer
+    def admission(
+        self,
+        request: ApiRequest,
+        asked: GenerationOptions,
+        answer: Answer,
+        *,
+        plan: ChatPlan | None = None,
+        talk: Session | None = None,
+        behind: int = 0,
     ) -> Admission:
+        """A new answer's way to the waiting line; the arguments are its own."""
         return Admission(
             core=self._core,
             client=request.client,
             answer=answer,
             constraint_param=constraint_param(asked),
+            plan=plan,
+            talk=talk,
+            behind=behind,
         )
+
+    # --- parts --------------------------------------------------------------------------------
 
     def _refuse_hopeless(self, model: ModelName, text: str) -> None:
         """Refuse a text that no window can hold, before it costs a text process anything."""
@@ -262,11 +252,20 @@ class AnswerOperations:
             self._core.book.pump_one(subscription)
 
 
-def only_known(body: dict[str, Any]) -> dict[str, Any]:
+def only_known(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """The body, once it asks for nothing that would have to be passed over in silence."""
     for name in OF_CHATS:
         if body.get(name) not in (None, [], {}, False):
             raise Invalid(f"{name} is for chats; leave it out, or ask by chat", param=name)
+    return one_choice(body)
+
+
+def one_choice(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The body, once it asks for one answer.
+
+    Raises:
+        Invalid: it asks for several.
+    """
     if body.get("n", 1) != 1:
         raise Invalid("n is served for 1 only; send the request n times", param="n")
     return body

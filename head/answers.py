@@ -85,6 +85,8 @@ class Answer:
     pause_when_slow: bool = False
     #: Of a turn: its tokens join the session's context when it ends.
     keep_output: bool = True
+    #: Of a turn that brought messages: where they begin in the context.
+    joined_at: int | None = None
     #: Files that it names; the head keeps them until it has ended.
     blobs: tuple[BlobRef, ...] = ()
     #: Tokens of its prompt that stand for one of them.

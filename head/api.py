@@ -17,6 +17,7 @@ from bus.messages.text import Decode, Decoded, Described, Encode, Encoded
 from head import reports
 from head.answer_operations import AnswerOperations
 from head.blob_operations import BlobOperations
+from head.chat_operations import ChatOperations
 from head.effects import ClientKey
 from head.embed_operations import EmbedOperations
 from head.explain_operations import ExplainOperations
@@ -40,6 +41,7 @@ class Api:
         self.answers = AnswerOperations(core, self.lines)
         self.jobs = JobRequests(core)
         self.embeddings = EmbedOperations(core, self.jobs)
+        self.chats = ChatOperations(core, self.answers)
         self.blobs = BlobOperations(core)
         self.placing = ExplainOperations(core)
         self.sessions = SessionOperations(core, self.answers, self.lines)
@@ -181,7 +183,7 @@ OPERATIONS: dict[str, Operation] = {
     "hello": Api.hello,
     "ping": Api.ping,
     "generate": lambda api, request, now: api.answers.generate(request, now),
-    "chat": lambda api, request, now: api.answers.chat(request, now),
+    "chat": lambda api, request, now: api.chats.chat(request, now),
     "cancel": Api.cancel,
     "more": Api.more,
     "attach": lambda api, request, now: api.answers.attach(request, now),
@@ -189,6 +191,7 @@ OPERATIONS: dict[str, Operation] = {
     "session.create": lambda api, request, now: api.sessions.create(request, now),
     "session.append": lambda api, request, now: api.sessions.append(request, now),
     "session.generate": lambda api, request, now: api.sessions.generate(request, now),
+    "session.chat": lambda api, request, now: api.chats.session_chat(request, now),
     "session.fork": lambda api, request, now: api.sessions.fork(request, now),
     "session.park": lambda api, request, now: api.sessions.park(request, now),
     "session.resume": lambda api, request, now: api.sessions.resume(request, now),

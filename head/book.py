@@ -248,6 +248,7 @@ def encode_options(answer: Answer) -> bytes:
             "exact": answer.exact,
             "pause_when_slow": answer.pause_when_slow,
             "keep_output": answer.keep_output,
+            "joined_at": answer.joined_at,
             "blobs": [to_map(blob) for blob in answer.blobs],
             "channels": answer.channels.to_map() if answer.channels is not None else None,
             "media": [to_map(ref) for ref in answer.media],

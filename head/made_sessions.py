@@ -27,6 +27,7 @@ from head.outbox import Outbox
 from head.parking import ParkingDesk, Then
 from head.rows import (
     FORKED,
+    CutContent,
     EndSession,
     PurgeSessions,
     PutContent,
@@ -214,6 +215,24 @@ class MadeSessions:
             raise Invalid(
                 f"session {session.id} has no tokens yet; append some first", param="session"
             )
+        self._begin(session, answer)
+
+    def begin_chat(self, session: Session, answer: Answer) -> None:
+        """The same of an answer whose messages are yet to join the context."""
+        self._begin(session, answer)
+
+    def join(self, session: Session, answer: Answer, ids: PackedIds) -> None:
+        """The messages of a turn join the context that its answer goes on from.
+
+        Raises:
+            ContextLengthExceeded: it would be longer than a context may be.
+            RateLimited: all sessions together have as many tokens as may be kept.
+        """
+        answer.joined_at = len(session.context)
+        self.append(session, ids)
+        answer.prompt_tokens = len(session.context)
+
+    def _begin(self, session: Session, answer: Answer) -> None:
         session.answer = answer
         answer.is_turn = True
         answer.prompt_tokens = len(session.context)
@@ -275,8 +294,13 @@ class MadeSessions:
     # --- what happens to them -----------------------------------------------------------------
 
     def turn_ended(self, session: Session, answer: Answer) -> None:
-        """An answer ended: what was delivered of it joins the context."""
+        """An answer ended: what was delivered of it joins the context.
+
+        One that failed without a token takes its messages along: they can be sent again.
+        """
         session.answer = None
+        if answer.error is not None and not answer.tokens and answer.joined_at is not None:
+            self._cut(session, answer.joined_at)
         if answer.keep_output and answer.tokens:
             self._extend(session, pack_ids(answer.tokens), answer=answer.id)
         self._rest(session, answer.ended_s)
@@ -365,6 +389,11 @@ class MadeSessions:
         self._persist_content(session, len(session.context), ids, answer)
         session.context.append(ids, _segments(ids, answer))
         self._tokens += count_ids(ids)
+
+    def _cut(self, session: Session, length: int) -> None:
+        self._tokens -= len(session.context) - length
+        session.context.cut(length)
+        self._outbox.persist(CutContent(session=session.id, first=length))
 
     def _persist_content(self, session: Session, first: int, ids: PackedIds, answer: int) -> None:
         row = PutContent(

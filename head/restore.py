@@ -45,6 +45,7 @@ def answer_from(stored: StoredAnswer, book: AnswerBook, now: float) -> Answer:
         exact=options["exact"],
         pause_when_slow=options.get("pause_when_slow", False),
         keep_output=options.get("keep_output", True),
+        joined_at=options.get("joined_at"),
         channels=Channels.from_map(channels) if channels else None,
         blobs=tuple(from_map(BlobRef, blob) for blob in options.get("blobs", ())),
         media=tuple(from_map(MediaRef, ref) for ref in options.get("media", ())),

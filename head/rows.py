@@ -159,6 +159,14 @@ class PutContent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CutContent:
+    """Tokens `first`.. of a made session's context are taken back; content begins there."""
+
+    session: SessionId
+    first: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PutParked:
     """A made session is parked, or resumed; `file_on` names the node that may have its file."""
 
@@ -226,6 +234,7 @@ Row = (
     | PutPeer
     | PutSession
     | PutContent
+    | CutContent
     | PutParked
     | EndSession
     | PurgeSessions

@@ -31,10 +31,12 @@ REQUEST_BYTES = 1024
 #: Operations whose `session` is the one that they are about.
 ON_SESSION = frozenset(
     {
-        *("session.append", "session.generate", "session.get", "session.fork"),
+        *("session.append", "session.generate", "session.chat", "session.get", "session.fork"),
         *("session.park", "session.resume", "session.finish", "attach", "explain"),
     }
 )
+#: Those that make an answer.
+TURNS = frozenset({"session.generate", "session.chat"})
 #: Operations about what another request has made, by its id or key.
 ON_ANSWER = frozenset({"attach", "more"})
 #: Of these nothing is left when nobody reads their reply.
@@ -245,7 +247,7 @@ def _without_body(request: ApiRequest) -> ApiRequest:
 
 def _is_done_unread(request: ApiRequest) -> bool:
     """Whether what a request asks for is done when its client is gone."""
-    if request.envelope.op == "session.generate":
+    if request.envelope.op in TURNS:
         return request.body.get("on_disconnect") != "cancel"
     return request.envelope.op not in TELLS
 
@@ -253,7 +255,7 @@ def _is_done_unread(request: ApiRequest) -> bool:
 def _names(line: _Line, key: str) -> bool:
     """Whether a turn with this key stands in a line."""
     return any(
-        standing.request.envelope.op == "session.generate"
+        standing.request.envelope.op in TURNS
         and standing.request.body.get("key") == key
         for standing in line.behind
     )

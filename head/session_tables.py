@@ -8,6 +8,7 @@ from typing import Any
 
 from bus.ids import NodeIdentity, PackedIds, SessionId, count_ids
 from head.rows import (
+    CutContent,
     EndSession,
     PurgeSessions,
     PutContent,
@@ -36,6 +37,12 @@ def _put_content(connection: sqlite3.Connection, row: PutContent) -> None:
     connection.execute(
         "INSERT INTO content (session, first, answer, ids, tokenizer) VALUES (?, ?, ?, ?, ?)",
         (row.session, row.first, row.answer, row.ids, _digest_text(row.tokenizer_digest)),
+    )
+
+
+def _cut_content(connection: sqlite3.Connection, row: CutContent) -> None:
+    connection.execute(
+        "DELETE FROM content WHERE session = ? AND first >= ?", (row.session, row.first)
     )
 
 
@@ -117,6 +124,7 @@ def _digest(text: str) -> int:
 WRITERS: Mapping[type, Callable[[sqlite3.Connection, Any], None]] = {
     PutSession: _put_session,
     PutContent: _put_content,
+    CutContent: _cut_content,
     PutParked: _put_parked,
     EndSession: _end_session,
     PurgeSessions: _purge_sessions,

@@ -5,12 +5,13 @@ The source of such a constraint is a JSON object:
     {"tags": [{"begin": "<tool>", "schema": {...}, "end": "</tool>"},
               {"begin": "<sum>", "regex": "[0-9]+", "end": "</sum>"},
               {"begin": "<code>", "lark": "start: ...", "end": "</code>"}],
-     "at_least_one": false, "stop_after_first": false}
+     "at_least_one": false, "stop_after_first": false, "at_start": false}
 
 - The text is free until it has the `begin` of a tag; from there it matches that tag's schema,
   regular expression or grammar and then its `end`, and is free again.
 - `at_least_one`: the answer can not end before a tag was closed.
 - `stop_after_first`: the answer ends with the first tag's end.
+- `at_start`: the answer begins with a tag.
 - `begin` and `end` are text, also where they look like control tokens; no `begin` is inside
   another, since a tag would open before the other could.
 """
@@ -27,7 +28,8 @@ from bus.text.patterns import exact_character
 
 MAX_TAGS = 128
 MAX_TEXT = 256
-_KEYS = {"tags", "at_least_one", "stop_after_first"}
+_FLAGS = ("at_least_one", "stop_after_first", "at_start")
+_KEYS = {"tags", *_FLAGS}
 _TAG_KEYS = {"begin", "end"}
 _BODIES = ("schema", "regex", "lark")
 
@@ -54,8 +56,10 @@ def structural_grammar(
     begins = "|".join(_exact(tag["begin"]) for tag in tags)
     for number, tag in enumerate(tags):
         lines.append(f"head_{number}[lazy]: TEXT {json.dumps(tag['begin'])}")
-        body = _body(tag, number, lines, grammars, schema, regex)
-        lines.append(f"tag_{number}: head_{number} {body}")
+        lines.append(f"inside_{number}: {_body(tag, number, lines, grammars, schema, regex)}")
+        lines.append(f"tag_{number}: head_{number} inside_{number}")
+        if flags["at_start"]:
+            lines.append(f"first_{number}: {json.dumps(tag['begin'])} inside_{number}")
     lines += [
         f"FREE: /(?s:.*)/ & ~/(?s:.*)(?:{begins})(?s:.*)/",
         "TEXT: /(?s:.*)/",
@@ -63,10 +67,14 @@ def structural_grammar(
         f"any_tag: {' | '.join(f'tag_{number}' for number in range(len(tags)))}",
         f"start: {_start(flags)}",
     ]
+    if flags["at_start"]:
+        lines.append(f"first: {' | '.join(f'first_{number}' for number in range(len(tags)))}")
     return [{"name": "structural", "lark_grammar": "\n".join(lines)}, *grammars]
 
 
 def _start(flags: Mapping[str, bool]) -> str:
+    if flags["at_start"]:
+        return "first" if flags["stop_after_first"] else "first any_tag* rest"
     if flags["stop_after_first"]:
         return "any_tag" if flags["at_least_one"] else "any_tag | rest"
     return "any_tag+ rest" if flags["at_least_one"] else "any_tag* rest"
@@ -102,7 +110,7 @@ def _checked(spec: Json) -> tuple[dict[str, bool], list[Mapping[str, Json]]]:
     unknown = sorted(spec.keys() - _KEYS)
     if unknown:
         raise refused("structural", f"{unknown[0]!r} is not known; known: tags, flags by name")
-    flags = {name: spec.get(name, False) for name in ("at_least_one", "stop_after_first")}
+    flags = {name: spec.get(name, False) for name in _FLAGS}
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise refused(f"structural.{name}", "it should be true or false")

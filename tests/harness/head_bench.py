@@ -102,7 +102,10 @@ class Bench:
 
     def text_reply(self, job: object) -> object:
         """What the text processes answer."""
-        reply = text_reply(job)
+        return self.with_digest(text_reply(job))
+
+    def with_digest(self, reply: object) -> object:
+        """A reply as of the tokenizer that the nodes have."""
         if isinstance(reply, Described | Encoded):
             return replace(reply, digest=self.text_digest)
         return reply
@@ -117,11 +120,12 @@ class Bench:
         highest_epoch: int = 0,
         numerics: str = "same",
         capabilities: tuple[str, ...] = CAPABILITIES,
+        window: int = 64,
     ) -> None:
         status = ModelStatus(
             name=TOY,
             phase="ready",
-            window_tokens=64,
+            window_tokens=window,
             lanes_total=2,
             tokenizer_digest=DIGEST,
             worker=WorkerIncarnation(worker),

@@ -17,6 +17,7 @@ from head.rows import (
     FINISHED,
     PLACED,
     SENT,
+    CutContent,
     EndSession,
     MarkSent,
     PurgeAnswers,
@@ -64,6 +65,7 @@ class Disk:
             RaiseBoot: self._raise_boot,
             PutSession: self._put_session,
             PutContent: self._put_content,
+            CutContent: self._cut_content,
             PutParked: self._put_parked,
             EndSession: self._end_session,
             PurgeSessions: lambda row: [self.sessions.pop(s, None) for s in row.sessions],
@@ -191,6 +193,11 @@ class Disk:
         # As the table does: a gap is no error of the disk's.
         old = self.sessions[row.session]
         self.sessions[row.session] = replace(old, contents=(*old.contents, row))
+
+    def _cut_content(self, row: CutContent) -> None:
+        old = self.sessions[row.session]
+        kept = tuple(content for content in old.contents if content.first < row.first)
+        self.sessions[row.session] = replace(old, contents=kept)
 
     def _end_session(self, row: EndSession) -> None:
         old = self.sessions[row.session]

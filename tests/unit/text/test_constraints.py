@@ -298,6 +298,18 @@ def test_structural_tags_at_least_one_and_at_most_one() -> None:
     assert not accepts("structural", {**first, "at_least_one": True}, "hi")
 
 
+def test_structural_tags_at_the_start() -> None:
+    at_start = {**TAGS, "at_start": True}
+    check("structural", at_start)
+    assert accepts("structural", at_start, "<t>{}</t> and <t>{}</t> more")
+    assert accepts("structural", at_start, "<t>{}</t>")
+    assert not accepts("structural", at_start, "hi <t>{}</t>")
+    assert not accepts("structural", at_start, "")
+    only = {**at_start, "stop_after_first": True}
+    assert accepts("structural", only, "<t>{}</t>")
+    assert not accepts("structural", only, "<t>{}</t> ")
+
+
 def test_a_tag_of_odd_characters_is_taken_as_text() -> None:
     odd = 'a"/\\\n|<|im_end|>\u00e9'
     source = {"tags": [{"begin": odd, "end": odd, "regex": "/"}]}

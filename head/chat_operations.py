@@ -1,0 +1,117 @@
+"""The operations that answer messages: of a whole conversation, and of one that a session keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgpack
+
+from bus.api_maps import from_map
+from bus.errors import Invalid, TooLarge
+from bus.messages.api import QOS_NAMES, SessionRequest
+from bus.messages.chat import ChatOptions, ChatRequest, SessionChatRequest
+from bus.messages.text import MAX_OPTIONS_BYTES, RenderChat
+from head.answer_operations import LOCAL_OWNER, AnswerOperations, one_choice
+from head.chat_request import ChatPlan, chat_plan
+from head.chat_turns import messages_behind
+from head.operation import ApiRequest, Core
+from head.sessions import Session
+from head.texts import MakeJob
+
+
+class ChatOperations:
+    """Owned by the API; works on the head's core."""
+
+    def __init__(self, core: Core, answers: AnswerOperations) -> None:
+        self._core = core
+        self._answers = answers
+
+    def chat(self, request: ApiRequest, now: float) -> None:
+        """Answer the last of a conversation's messages."""
+        asked = from_map(ChatRequest, one_choice(request.body))
+        plan = self._checked(asked)
+        make_job, size_bytes = render_job(asked, asked.messages, plan)
+        answer = self._answers.open_answer(request, asked, now)
+        if answer is not None:
+            admission = self._answers.admission(request, asked, answer, plan=plan)
+            admission.encode(make_job, size_bytes)
+
+    def session_chat(self, request: ApiRequest, now: float) -> None:
+        """Add messages to a session and answer the last of them, as one turn."""
+        named = from_map(SessionRequest, request.body)
+        made = self._core.runs.made
+        session = made.find(LOCAL_OWNER, named.session)
+        asked = from_map(SessionChatRequest, _of_session(request.body, session))
+        plan = self._checked(asked)
+        if self._answers.attach_known(request, asked, now, session.id):
+            return
+        made.find_idle(LOCAL_OWNER, asked.session)
+        begun = len(session.context) > 0
+        messages = messages_behind(asked.messages) if begun else asked.messages
+        make_job, size_bytes = render_job(asked, messages, plan, after_answer=begun)
+        answer = self._answers.new_answer(request, asked, now, session.id)
+        behind = len(messages) - len(asked.messages)
+        admission = self._answers.admission(
+            request, asked, answer, plan=plan, talk=session, behind=behind
+        )
+        made.begin_chat(session, answer)
+        admission.encode(make_job, size_bytes)
+
+    def _checked(self, asked: ChatOptions) -> ChatPlan:
+        if not asked.messages:
+            raise Invalid("messages is empty; give at least one message", param="messages")
+        self._core.media.check_chat(asked.model, asked.messages)
+        return chat_plan(asked)
+
+
+def render_job(
+    asked: ChatOptions,
+    messages: Sequence[Mapping[str, Any]],
+    plan: ChatPlan,
+    *,
+    after_answer: bool = False,
+) -> tuple[MakeJob, int]:
+    """What makes the job that renders messages, and how many bytes of text it has.
+
+    Args:
+        messages: to be rendered.
+        after_answer: only what follows the last answer among them is wanted.
+
+    Raises:
+        TooLarge: there are too many template variables.
+    """
+    packed, tools = msgpack.packb(list(messages)), plan.packed_tools
+    options = msgpack.packb(asked.template or {})
+    if len(options) > MAX_OPTIONS_BYTES:
+        raise TooLarge(
+            f"template has {len(options)} bytes; at most {MAX_OPTIONS_BYTES} are taken",
+            param="template",
+        )
+
+    def make_job(job: int, folder: str) -> object:
+        return RenderChat(
+            job=job,
+            folder=folder,
+            messages=packed,
+            options=options,
+            tools=tools,
+            after_answer=after_answer,
+        )
+
+    return make_job, len(packed) + len(tools)
+
+
+def _of_session(body: Mapping[str, Any], session: Session) -> dict[str, Any]:
+    """A request's keys with the session's own model and class.
+
+    Raises:
+        Invalid: it names another model.
+    """
+    if body.get("model", session.model) != session.model:
+        raise Invalid(
+            f"the session's model is {session.model}; leave model out, or create a session for "
+            f"{str(body['model'])[:80]}",
+            param="model",
+        )
+    return {"qos": QOS_NAMES[session.qos], "model": session.model, **one_choice(body)}

@@ -1,0 +1,78 @@
+"""Turns of conversations whose tokens are kept as they are: only what is new is rendered.
+
+A model's template writes something after each answer, before the next message. So new messages are
+rendered behind an answer that stands for the last one, and what follows it is added to the context.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from bus.errors import Invalid, SuperfluidError
+from bus.ids import PackedIds, unpack_ids
+from head.sessions import Session
+
+#: What stands for all that was said before; nothing of it is in the result.
+_BEFORE: tuple[Mapping[str, Any], ...] = (
+    {"role": "user", "content": "Hello"},
+    {"role": "assistant", "content": "Hello"},
+)
+_PLACE = re.compile(r"messages\[([0-9]{1,9})\]")
+#: Who may speak after the first answer. A system message begins a conversation: templates put it
+#: before all others, where it would be lost; an answer is the model's own.
+_ROLES = frozenset({"user", "tool", "function"})
+
+
+def messages_behind(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """New messages of a conversation that has an answer, to be rendered behind one.
+
+    Raises:
+        Invalid: one is of a role that can only stand before; names it.
+    """
+    for place, message in enumerate(messages):
+        role = message.get("role")
+        if isinstance(role, str) and role not in _ROLES:
+            raise Invalid(
+                f"messages[{place}].role is {role[:40]!r}; in a session that has begun only user "
+                "and tool follow: give all others with the first messages",
+                param=f"messages[{place}].role",
+            )
+    return [*_BEFORE, *messages]
+
+
+def fresh_ids(session: Session, ids: PackedIds, ends: Collection[int]) -> PackedIds:
+    """What is to be added to a context: an end of turn that the model has written comes once.
+
+    Args:
+        session: of the conversation.
+        ids: what follows its last answer, as the template has it.
+        ends: ids that end a model's turn.
+    """
+    length = len(session.context)
+    if not length or not ids:
+        return ids
+    (last,) = unpack_ids(session.context.slice(length - 1, length))
+    first = unpack_ids(ids[:4])[0]
+    return PackedIds(ids[4:]) if last in ends and first in ends else ids
+
+
+def renumbered(error: SuperfluidError, behind: int) -> SuperfluidError:
+    """An error about messages with their places as the client sent them.
+
+    Args:
+        behind: how many stood before them when they were rendered.
+    """
+    if not behind or not (error.param or "").startswith("messages["):
+        return error
+
+    def sent(found: re.Match[str]) -> str:
+        return f"messages[{int(found[1]) - behind}]"
+
+    return type(error)(
+        _PLACE.sub(sent, error.message),
+        param=_PLACE.sub(sent, error.param or "", count=1),
+        details=error.details,
+        retry_after_ms=error.retry_after_ms,
+    )
