@@ -1,0 +1,251 @@
+"""Conversations whose tokens are kept: only what is new is rendered, and nothing changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from bus.messages.link import GenerateReq
+from bus.messages.text import CheckConstraint, RenderChat
+from head.rows import CutContent
+from head.text.jobs import TextJobs
+from tests.harness.chat_bench import END, NOW, THINKING, WEATHER, ChatBench, chat_folder, shown
+from tests.harness.head_bench import TOY
+from tests.harness.memory_text import REFUSED
+
+TOOLS = [WEATHER, NOW]
+SYSTEM = {"role": "system", "content": "Be brief."}
+OSLO = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+
+
+class Conversation:
+    """One conversation on a bench; `said` is all of it as messages."""
+
+    def __init__(self, bench: ChatBench, session: str = "") -> None:
+        self.bench = bench
+        self.session = session or bench.call("session.create", model=TOY)["session"]
+        self.said: list[dict[str, Any]] = []
+
+    def turn(self, *messages: dict[str, Any], answer: str = "Ja.", **body: Any) -> bytes:
+        """Say something and have it answered; gives the request."""
+        request = self.ask(*messages, **body)
+        self.bench.answer(self.bench.last(GenerateReq), answer)
+        self.said.append({"role": "assistant", "content": answer})
+        return request
+
+    def ask(self, *messages: dict[str, Any], **body: Any) -> bytes:
+        self.said += messages
+        asked = {"session": self.session, "messages": list(messages), "max_new": 4000, **body}
+        return self.bench.send("session.chat", **asked)
+
+    def refused(self, *messages: dict[str, Any], **body: Any) -> dict[str, Any]:
+        asked = {"session": self.session, "messages": list(messages), **body}
+        return self.bench.refused("session.chat", **asked)
+
+    def context(self) -> str:
+        return shown(self.ids())
+
+    def ids(self) -> list[int]:
+        got = self.bench.call("session.get", session=self.session, limit=65_536)
+        ids: list[int] = got["ids"]
+        return ids
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> Conversation:
+    return Conversation(ChatBench(chat_folder(tmp_path / "toy")))
+
+
+def _rendered(bench: ChatBench, messages: list[dict[str, Any]], **fields: Any) -> str:
+    job = RenderChat(job=1, folder=bench._folder, messages=msgpack.packb(messages), **fields)
+    return TextJobs().render_chat(job).text
+
+
+def test_the_context_is_what_the_template_makes_of_the_whole(talk: Conversation) -> None:
+    talk.turn(SYSTEM, user("Hi"), answer="Hello.")
+    talk.turn(user("And <|im_end|> you?"), answer="Well.")
+    talk.turn(user("Bye"), answer="Bye.")
+    whole = _rendered(talk.bench, talk.said, add_generation_prompt=False)
+    # The line end after the last answer comes with the next message.
+    assert talk.context() == whole.removesuffix("\n")
+    assert talk.bench.pieces(b"q4")["text"] == "Bye."
+
+
+def test_only_what_is_new_is_rendered_encoded_and_sent(talk: Conversation) -> None:
+    fresh = []
+    for number in range(50):
+        before = len(talk.bench.jobs)
+        talk.turn(user(f"Question {number} of many."), answer=f"Answer {number}. <|im_end|>")
+        (job,) = talk.bench.jobs[before:]
+        texts = [message["content"] for message in msgpack.unpackb(job.messages)]
+        assert texts[-1] == f"Question {number} of many."
+        assert len(texts) == (3 if number else 1)
+        fresh.append(len(msgpack.packb(job.messages)))
+    assert max(fresh) < 200
+    assert talk.context().count("<|im_start|>") == 100
+
+
+def test_results_of_tools_are_a_turn(talk: Conversation) -> None:
+    first = talk.turn(user("Weather?"), answer=f"Hm.\n{OSLO}", tools=TOOLS)
+    (call,) = talk.bench.pieces(first)["calls"]
+    result = {"role": "tool", "tool_call_id": call["id"], "name": "weather", "content": "Grey"}
+    second = talk.turn(result, answer="It is grey.", tools=TOOLS)
+    context = talk.context()
+    assert context.count("Tools:") == 1
+    assert context.endswith(
+        f"<|im_start|>assistant\nHm.\n{OSLO}<|im_end|>\n<|im_start|>tool\nGrey<|im_end|>\n"
+        "<|im_start|>assistant\nIt is grey.<|im_end|>"
+    )
+    told = talk.bench.pieces(second)
+    assert (told["text"], told["finish"], told["calls"]) == ("It is grey.", "stop", [])
+
+
+def test_calls_of_different_turns_have_different_ids(talk: Conversation) -> None:
+    requests = [talk.turn(user("Weather?"), answer=OSLO, tools=TOOLS) for _ in range(2)]
+    ids = {talk.bench.pieces(request)["calls"][0]["id"] for request in requests}
+    assert len(ids) == 2
+
+
+@pytest.mark.parametrize("finish", ["length", "cancelled"])
+def test_an_answer_that_was_cut_is_ended_as_the_template_does(
+    talk: Conversation, finish: str
+) -> None:
+    talk.ask(user("Hi"))
+    request = talk.bench.last(GenerateReq)
+    talk.bench.say(request, 0, "Well, I", finish)
+    talk.turn(user("Go on"))
+    assert "assistant\nWell, I<|im_end|>\n<|im_start|>user\nGo on<|im_end|>" in talk.context()
+
+
+def test_reasoning_stays_in_the_context_as_it_was(tmp_path: Path) -> None:
+    talk = Conversation(ChatBench(chat_folder(tmp_path / "toy", THINKING)))
+    first = talk.turn(user("Hi"), answer="Hm.\n</think>\n\nHello.")
+    second = talk.turn(user("Bye"), answer="So.\n</think>\n\nBye.")
+    assert talk.bench.pieces(first)["reasoning"] == "Hm."
+    assert talk.bench.pieces(second)["reasoning"] == "So."
+    assert "<think>\nHm.\n</think>\n\nHello.<|im_end|>\n<|im_start|>user\nBye" in talk.context()
+
+
+def test_a_conversation_goes_on_after_a_restart_of_the_head(talk: Conversation) -> None:
+    talk.turn(SYSTEM, user("Hi"), answer="Hello.", tools=TOOLS)
+    ids = talk.ids()
+    again = Conversation(talk.bench.restarted(), talk.session)
+    assert again.ids() == ids
+    request = again.turn(user("Weather?"), answer=OSLO, tools=TOOLS)
+    undisturbed = talk.turn(user("Weather?"), answer=OSLO, tools=TOOLS)
+    assert again.ids() == talk.ids()
+    assert again.bench.pieces(request)["finish"] == "tool_calls"
+    assert talk.bench.pieces(undisturbed)["text"] == again.bench.pieces(request)["text"]
+
+
+def test_a_turn_that_waits_when_the_head_ends_is_answered_by_the_next(talk: Conversation) -> None:
+    talk.turn(user("Hi"))
+    talk.bench.down(1)
+    talk.ask(user("Weather?"), tools=TOOLS, key="k")
+    again = Conversation(talk.bench.restarted(), talk.session)
+    again.bench.wait(60.0)
+    request = again.bench.send("attach", key="k")
+    again.bench.answer(again.bench.last(GenerateReq), OSLO)
+    assert again.bench.pieces(request)["finish"] == "tool_calls"
+    assert again.context().endswith(f"assistant\n{OSLO}<|im_end|>")
+
+
+# --- what is refused --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({"messages": [SYSTEM, user("x")]}, "messages[0].role", "invalid"),
+        ({"messages": [user("x"), {"role": "assistant"}]}, "messages[1].role", "invalid"),
+        ({"messages": []}, "messages", "invalid"),
+        ({"messages": [{"role": "wizard"}]}, "messages[0].role", "invalid"),
+        ({"messages": [user("x"), {"role": "user", "content": 3}]}, "messages[1].content", "inv"),
+        ({"tools": 3}, "tools", "invalid"),
+        ({"tool_choice": "required"}, "tool_choice", "invalid"),
+        ({"constraint": {"regex": REFUSED + "("}}, "constraint", "constraint_invalid"),
+        ({"model": "other"}, "model", "invalid"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias", "invalid"),
+        ({"n": 3}, "n", "invalid"),
+        ({"session": "s-none"}, "session", "not_found"),
+    ],
+)
+def test_what_is_refused_leaves_the_conversation_as_it_was(
+    talk: Conversation, body: dict[str, Any], param: str, code: str
+) -> None:
+    talk.turn(user("Hi"))
+    before = talk.ids()
+    error = talk.refused(**{"messages": [user("x")], **body}) if "messages" not in body else None
+    error = error or talk.bench.refused("session.chat", **{"session": talk.session, **body})
+    assert (error["param"], error["code"].startswith(code)) == (param, True)
+    assert talk.ids() == before
+    talk.turn(user("Bye"), answer="Bye.")
+    assert talk.context().endswith("user\nBye<|im_end|>\n<|im_start|>assistant\nBye.<|im_end|>")
+
+
+def test_a_turn_that_no_window_holds_leaves_nothing_behind(talk: Conversation) -> None:
+    talk.turn(user("Hi"))
+    before = talk.ids()
+    error = talk.refused(user("x" * 100_001))
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+    assert talk.ids() == before
+
+
+def test_a_turn_that_no_node_takes_leaves_nothing_behind(talk: Conversation) -> None:
+    talk.turn(user("Hi"))
+    before = talk.ids()
+    talk.bench.down(1)
+    request = talk.ask(user("Where?"))
+    talk.bench.wait(600.0)
+    (error,) = (r for r in talk.bench.replies if r["id"] == request and r["kind"] == "error")
+    assert error["error"]["code"] == "no_node"
+    assert talk.ids() == before
+    assert [type(row) for row in talk.bench.rows].count(CutContent) == 1
+    assert Conversation(talk.bench.restarted(), talk.session).ids() == before
+    talk.bench.node(2, "n2", window=100_000)
+    talk.turn(user("Where?"), answer="There.")
+    assert talk.context().count("Where?") == 1
+
+
+def test_a_repeated_key_says_nothing_twice(talk: Conversation) -> None:
+    request = talk.turn(user("Hi"), answer="Hello.", key="k")
+    before = talk.ids()
+    again = talk.ask(user("Hi"), key="k")
+    assert talk.bench.pieces(again) == talk.bench.pieces(request)
+    assert talk.ids() == before
+    error = talk.refused(user("Other"), key="k")
+    assert (error["code"], error["param"]) == ("invalid", "key")
+
+
+def test_a_session_takes_one_turn_at_a_time(talk: Conversation) -> None:
+    talk.ask(user("Hi"))
+    assert talk.refused(user("And"))["code"] == "session_busy"
+    talk.bench.answer(talk.bench.last(GenerateReq), "Ja.")
+    talk.bench.call("session.park", session=talk.session)
+    assert talk.refused(user("And"))["code"] == "parked"
+
+
+def test_a_tool_choice_holds_in_a_session(talk: Conversation) -> None:
+    talk.turn(user("Hi"))
+    request = talk.turn(user("Weather?"), answer=OSLO, tools=TOOLS, tool_choice="required")
+    assert [type(job) for job in talk.bench.jobs].count(CheckConstraint) == 1
+    assert talk.bench.pieces(request)["finish"] == "tool_calls"
+    assert talk.bench.last(GenerateReq).sampling.constraint.kind == "structural"
+
+
+def test_text_and_messages_may_go_into_one_session(talk: Conversation) -> None:
+    talk.bench.send("session.append", session=talk.session, text="Once upon a time")
+    talk.turn(user("Go on"))
+    assert talk.context().startswith("Once upon a time<|im_end|>\n<|im_start|>user\nGo on")
+    ids = talk.ids()
+    assert ids[-1] == END
+    talk.bench.send("session.generate", session=talk.session, max_new=9)
+    request = talk.bench.last(GenerateReq)
+    assert request.prompt_tokens == len(ids)
