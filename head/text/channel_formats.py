@@ -134,7 +134,7 @@ def _formats() -> Iterable[ChannelFormat]:
         (*think, *_CALLED),
         True,
         True,
-        Marked(reasoning=_THINK, calls={"<tool_call>": _TAGGED}, unclosed=True),
+        Marked(reasoning=_THINK, calls={"<tool_call>": _TAGGED}),
         _HERMES,
     )
     yield ChannelFormat(
@@ -145,7 +145,6 @@ def _formats() -> Iterable[ChannelFormat]:
         Marked(
             reasoning=_THINK,
             calls={"<tool_call>": _TAGGED, "<function=": _FUNCTION},
-            unclosed=True,
         ),
         function_tag,
     )
@@ -180,7 +179,7 @@ def _formats() -> Iterable[ChannelFormat]:
         (*think, *_CALLED, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
         True,
         True,
-        Marked(reasoning=_THINK, calls={"<tool_call>": glm_call}, unclosed=True),
+        Marked(reasoning=_THINK, calls={"<tool_call>": glm_call}),
     )
     yield ChannelFormat(
         "gemma4",

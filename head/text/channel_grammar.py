@@ -122,14 +122,11 @@ class Marked:
             later such a marker is one that the text tells of.
         calls: what reads the calls behind each of their opening markers.
         first: reads calls that have no marker and stand where text would begin.
-        unclosed: whether calls that end an answer count in reasoning that nothing ends; calls that
-            more reasoning follows are those that it tells of.
     """
 
     reasoning: tuple[tuple[str, str], ...] = ()
     calls: Mapping[str, CallGrammar] = field(default_factory=dict)
     first: CallGrammar | None = None
-    unclosed: bool = False
 
     def __call__(self, turn: Turn, opened: str) -> Steps[None]:
         """Read an answer."""
@@ -162,10 +159,14 @@ class Marked:
                 yield from self._reason(turn, end)
 
     def _reason(self, turn: Turn, end: str) -> Steps[None]:
-        """Read reasoning from behind its beginning."""
+        """Read reasoning from behind its beginning.
+
+        Calls in it that the answer ends with count, since models forget to end it; calls that more
+        reasoning follows are those that it tells of.
+        """
         turn.out.text.drop_line_ends()
         turn.out.reasoning.drop_line_ends()
-        calls = tuple(self.calls) if self.unclosed and turn.tools else ()
+        calls = tuple(self.calls) if turn.tools else ()
         while True:
             marker = yield from turn.reader.until(marks_of(end, *calls), turn.out.reasoning.add)
             if not marker and not turn.reader.dropped:
@@ -178,7 +179,8 @@ class Marked:
 
     def _last_calls(self, turn: Turn, marker: str) -> Steps[bool]:
         """Read calls in reasoning; they count when they are the last of the answer."""
-        turn.held = held = []
+        turn.held, section = [], turn.section
+        held = turn.held
         try:
             outcome = yield from attempt(
                 turn, marker, self._to_the_end(turn, marker), turn.out.reasoning
@@ -186,6 +188,7 @@ class Marked:
         finally:
             turn.held = None
         if outcome is Outcome.TEXT:
+            turn.section = section
             return False
         turn.out.reasoning.markup()
         for name, arguments in held:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,19 @@ from typing import Any
 #: A tag of the constraint, from a tool's name and the schema of its arguments; None when it has
 #: arguments that the format can not be held to.
 MakeTag = Callable[[str, Mapping[str, Any]], dict[str, Any] | None]
+#: A tool's name that means the same in every format.
+_NAME = re.compile(r"[\w.:/-]+")
 #: Types whose JSON is also how Qwen3-Coder writes them; text is written bare.
 _TYPES = ("integer", "number", "boolean", "null", "object", "array")
-_BARE = r"TEXT: /(?s:.*)/ & ~/(?s:.*)\n<(?:\/parameter>|\/function>|parameter=)(?s:.*)/"
+#: Keys of a schema that ask for nothing but a type.
+_SILENT = frozenset({"type", "title", "description", "default", "examples"})
+_CLOSE = json.dumps("\n</parameter>")
+#: Bare text with what ends it. It has nothing else in it that would end it.
+_BARE = (
+    r"FREE: /(?s:.*)/ & ~/(?s:.*)\n<(?:\/function>|parameter=)(?s:.*)/"
+    r" & ~/<(?:\/function>|\/parameter>|parameter=)(?s:.*)/",
+    "bare[lazy]: FREE " + _CLOSE,
+)
 
 
 @dataclass(frozen=True)
@@ -37,20 +48,20 @@ def function_tag(name: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
     properties = properties if isinstance(properties, Mapping) else {}
     required = schema.get("required")
     needed = set(required) if isinstance(required, list) else set()
-    lines, order = [_BARE], []
+    lines, order = list[str](), list[str]()
     if "$defs" in schema or "definitions" in schema or not needed <= set(properties):
         return None
     for number, (key, part) in enumerate(properties.items()):
         value = _bare_value(part)
         if value is None or not _tame(key):
             return None
-        begin, end = json.dumps(f"<parameter={key}>\n"), json.dumps("\n</parameter>\n")
-        lines.append(f"part_{number}: {begin} {value} {end}")
+        begin = json.dumps(f"<parameter={key}>\n", ensure_ascii=False)
+        lines.append(f'part_{number}: {begin} {value} "\\n"')
         order.append(f"part_{number}" if key in needed else f"part_{number}?")
     lines.append(f"start: {' '.join(order) or json.dumps('')}")
     return {
         "begin": f"<tool_call>\n<function={name}>\n",
-        "lark": "\n".join(lines),
+        "lark": "\n".join((*_BARE, *lines) if any(" bare " in line for line in lines) else lines),
         "end": "</function>\n</tool_call>",
     }
 
@@ -61,26 +72,35 @@ def _tame(key: Any) -> bool:
 
 
 def _bare_value(schema: Any) -> str | None:
-    """How an argument is written, as a part of a Lark rule."""
+    """How an argument and what closes it are written, as a part of a Lark rule."""
     if not isinstance(schema, Mapping):
         return None
-    named = schema.get("type")
-    choices = schema.get("enum")
+    named, choices = schema.get("type"), schema.get("enum")
     if named == "string" and isinstance(choices, list):
-        if not choices or not all(isinstance(text, str) and text for text in choices):
+        if not choices or not all(isinstance(text, str) and text.strip() for text in choices):
             return None
-        return f"({' | '.join(json.dumps(text, ensure_ascii=False) for text in choices)})"
-    if named == "string":
-        return "TEXT" if not schema.keys() - {"type", "title", "description", "default"} else None
-    if named in _TYPES:
-        return f"%json {json.dumps(schema, ensure_ascii=False)}"
-    return None
+        texts = (json.dumps(text, ensure_ascii=False) for text in choices)
+        return f"({' | '.join(texts)}) {_CLOSE}"
+    parts = schema.get("anyOf", [schema] if isinstance(named, str) else None)
+    if isinstance(named, list) and "anyOf" not in schema:
+        parts = [{**schema, "type": name} for name in named]
+    if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
+        return None
+    types = [part.get("type") for part in parts]
+    if "string" in types:
+        # Any text is of one of these types, if they ask for nothing else.
+        return "bare" if not any(part.keys() - _SILENT for part in parts) else None
+    if not types or any(name not in _TYPES for name in types):
+        return None
+    return f"%json {json.dumps(schema, ensure_ascii=False)} {_CLOSE}"
 
 
 def constraint(
     tools: Mapping[str, Mapping[str, Any]], make: MakeTag, *, parallel: bool
 ) -> dict[str, Any] | None:
     """The source of a constraint under which one of these tools is called, or more."""
+    if not all(_NAME.fullmatch(name) for name in tools):
+        return None
     tags = [make(name, schema) for name, schema in tools.items()]
     if not tags or any(tag is None for tag in tags):
         return None
