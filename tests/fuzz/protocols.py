@@ -11,14 +11,17 @@ from agent.core import AgentCore
 from bus.client_events import Ended, Failed
 from bus.client_session import ClientSession
 from bus.errors import SuperfluidError
-from bus.ids import ModelName, NodeIdentity, RequestId, WorkerIncarnation
+from bus.ids import ModelName, NodeIdentity, PackedIds, RequestId, WorkerIncarnation
 from bus.messages import api, link, worker
 from bus.messages.api import TokenEvent
+from bus.messages.job_bodies import EmbedBody, pack_body
 from bus.messages.link import LINK
+from bus.messages.link_jobs import JobStart
 from bus.messages.worker import WORKER
 from tests.fuzz.decoders import Case, Wrong
 from tests.fuzz.generate import change_bytes, junk, spoil, struct_of
 from tests.harness.head_bench import TOY, Bench, run
+from tests.harness.job_bench import JobBench
 
 #: Values that recur, so that messages are about each other's sessions and generations.
 _SESSIONS = ("s", "t", "")
@@ -37,7 +40,13 @@ _SMALL = {
     "committed": range(6),
     "worker": range(3),
     "more": (False, False, True),
+    "job": range(1, 4),
+    "seq": (0, 0, 1),
+    "parts": (0, 1, 40),
 }
+
+
+_EMBED = pack_body(EmbedBody(inputs=(PackedIds(b"\2\0\0\0"),)))
 
 
 def related(rng: random.Random, message: Any, known: dict[str, Any] | None = None) -> Any:
@@ -83,7 +92,11 @@ def agent_case(rng: random.Random) -> None:
             now += rng.choice((0.0, 0.5, 3.0, 30.0))
             core.handle_timeout(now)
         else:
-            core.link_message(related(rng, struct_of(rng, rng.choice(to_node)[1])), now)
+            message = related(rng, struct_of(rng, rng.choice(to_node)[1]))
+            if isinstance(message, JobStart) and rng.random() < 0.8:
+                body = rng.choice((_EMBED, _EMBED, rng.randbytes(8)))
+                message = replace(message, kind="embed", blobs=(), body=body)
+            core.link_message(message, now)
         for action in core.actions():
             _check_sendable(action)
         core.validate_state()
@@ -100,14 +113,17 @@ def _check_sendable(action: Any) -> None:
 
 def head_case(rng: random.Random) -> None:
     """A head whose nodes and clients send any message at any time; good clients go on."""
-    bench = Bench()
+    bench = JobBench()
     bench.node(1)
+    bench.encoder(3, "n3")
     of_nodes = sorted(LINK.messages.items())
     known: dict[str, Any] = {}
     for number in range(rng.choice((10, 40))):
         how = rng.randrange(8)
-        node = rng.choice((1, 1, 2))
-        if how == 0:
+        node = rng.choice((1, 1, 2, 3))
+        if how == 0 and rng.random() < 0.3:
+            bench.core.client_request(rng.choice((b"c", b"d")), _embed(rng, number), bench.now)
+        elif how == 0:
             prompt = {"prompt": "hi", "max_new": rng.choice((1, 4, 100))}
             bench.core.client_request(
                 rng.choice((b"c", b"d")), [api.MARK, _request(rng, number, prompt)], bench.now
@@ -116,7 +132,8 @@ def head_case(rng: random.Random) -> None:
             bench.core.client_request(rng.choice((b"c", b"d")), _frames(rng, number), bench.now)
         elif how == 2 and rng.random() < 0.4:
             bench.core.link_down(node, "cut", bench.now)
-            bench.node(node, f"n{node}", worker=rng.randrange(1, 3))
+            up = bench.encoder if node == 3 else bench.node
+            up(node, f"n{node}", worker=rng.randrange(1, 3))
         elif how == 3:
             bench.wait(rng.choice((0.0, 0.1, 1.0, 6.0)))
         elif how == 4 and known:
@@ -125,13 +142,20 @@ def head_case(rng: random.Random) -> None:
             message = related(rng, struct_of(rng, rng.choice(of_nodes)[1]), known)
             bench.core.link_message(node, message, bench.now)
         bench.settle()
-        for name in ("session", "generation", "epoch", "command"):
+        for name in ("session", "generation", "epoch", "command", "job"):
             found = [getattr(m, name) for _, m in bench.sent[-20:] if hasattr(m, name)]
             known[name] = found or known.get(name)
     for _, message in bench.sent:
         LINK.encode(message)
     for reply in bench.replies:
         api.encode_body(reply)
+
+
+def _embed(rng: random.Random, number: int) -> list[bytes]:
+    """A request for vectors that are made on the way, nearly."""
+    texts = [rng.choice(("a", "bc", "d" * 60)) for _ in range(rng.randrange(1, 5))]
+    body = {"op": "embed", "id": b"q%d" % number, "model": "enc", "input": texts}
+    return [api.MARK, api.encode_body(body | {"credit": rng.choice((1, 256))})]
 
 
 def _events(rng: random.Random, bench: Bench) -> Any:
@@ -154,7 +178,7 @@ def _request(rng: random.Random, number: int, body: dict[str, Any]) -> bytes:
 _OPERATIONS = (
     *("generate", "attach", "cancel", "more", "tokenize", "detokenize", "status", "nodes"),
     *("models", "hello", "ping", "goodbye", "put_blob", "has_blob", "session.create"),
-    *("session.append", "session.generate", "session.finish", "session.cancel"),
+    *("session.append", "session.generate", "session.finish", "session.cancel", "embed"),
 )
 _KEYS: dict[str, Any] = {
     "model": TOY,
@@ -169,6 +193,7 @@ _KEYS: dict[str, Any] = {
     "max_new": 3,
     "sha256": bytes(32),
     "length": 10,
+    "input": ["a", "b"],
 }
 
 

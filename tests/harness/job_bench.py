@@ -55,7 +55,7 @@ class JobBench(Bench):
             identity=NodeIdentity(name),
             incarnation=1,
             software="x",
-            models=(model_status(**status),),
+            models=(model_status(**_with_worker(status)),),
             capabilities=capabilities,
         )
         self.core.link_up(link, confirm, self.now)
@@ -123,3 +123,8 @@ def packed(**keys: Any) -> bytes:
     """A body."""
     data: bytes = msgpack.packb(keys)
     return data
+
+
+def _with_worker(status: dict[str, Any]) -> dict[str, Any]:
+    worker = status.get("worker", 1)
+    return status | {"worker": WorkerIncarnation(worker)}

@@ -11,6 +11,9 @@ from bus.messages.parts import Finish, Usage
 from bus.messages.sampling import SamplingParams
 from bus.messages.worker import (
     Accepted,
+    Cancel,
+    Embed,
+    Embedded,
     Output,
     OutputRun,
     Pause,
@@ -356,3 +359,16 @@ def test_ready_is_what_ends_loading_not_any_message() -> None:
     loading.hear(Pong(nonce=1, stats=WorkerStats()))
     assert loading.pass_time(1700) is None
     assert loading.pass_time(200) is not None
+
+
+def test_a_job_that_no_worker_ends_counts_as_work_until_it_is_cancelled() -> None:
+    process = Process().serve()
+    process.send(Embed(job=G1, inputs=()))
+    process.send(Embed(job=G2, inputs=()))
+    process.hear(Embedded(job=G1, vectors=(), tokens=0))
+    assert process.pass_time(59.0) is None
+    process.send(Cancel(generation=G2))
+    assert process.pass_time(600.0) is None
+    process.send(Embed(job=G1, inputs=()))
+    assert process.pass_time(59.0) is None
+    assert process.pass_time(3.0) is not None
