@@ -155,6 +155,7 @@ class ServedModel:
             kv_live_tokens=self.stats.kv_live_tokens,
             kv_total_tokens=self.ready.kv_total_tokens,
             tokenizer_digest=self.ready.tokenizer_digest,
+            text_digest=self.ready.text_digest,
             numerics=self.ready.numerics,
             device=self.ready.device,
             prefixes=self.prefixes,

@@ -17,6 +17,7 @@ from bus.errors import Internal, SuperfluidError
 from bus.ids import WorkerIncarnation
 from bus.log import EventLog, LogConfig, setup_logging
 from bus.messages.worker import WORKER, Failed, Ready
+from bus.text.tokenizer_files import folder_text_digest
 from bus.transport.clock import now
 from bus.transport.orphan import die_with_parent
 from bus.transport.pipes import WorkerPipe
@@ -92,6 +93,7 @@ def _serve_decoder(
             kv_total_tokens=options.lanes * runner.window,
             numerics=runner.numerics,
             tokenizer_digest=text.digest,
+            text_digest=folder_text_digest(folder.path),
             device=runner.target.description[:64],
             load_s=load_s,
         )
@@ -121,6 +123,7 @@ def _serve_encoder(
             kv_total_tokens=0,
             numerics=encoder.numerics,
             tokenizer_digest=TextModel.open(folder.path).digest,
+            text_digest=folder_text_digest(folder.path),
             device=DEVICE,
             load_s=load_s,
             kind=folder.kind,

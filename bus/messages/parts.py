@@ -52,6 +52,7 @@ class ModelStatus:
 
     `worker_phase` and `steps` are the worker's progress, as in `WorkerBeat`. `kind` is
     what it is: empty for a decoder, `encoder`, `transcriber`; empty also before it is known.
+    `text_digest` names the files that its texts go by (bus/text/tokenizer_files.py).
     """
 
     name: Annotated[ModelName, OneLine()]
@@ -73,6 +74,7 @@ class ModelStatus:
     worker_phase: Name = ""
     steps: int = 0
     kind: Name = ""
+    text_digest: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -198,6 +198,7 @@ class Ready:
     load_s: float
     #: As in `ModelStatus`.
     kind: Name = ""
+    text_digest: int = 0
 
 
 @WORKER.message(tag=33)
