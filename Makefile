@@ -34,7 +34,7 @@ STAMP_DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_FLAGS)
 
 .PHONY: help venv venv-dev demo stop test lint unit sim mutants wheel-check bench-engine bench-fleet \
-  bench-peers bench-gpu bench-strangers bench-bus chaos faults-long fuzz odd-requests \
+  bench-peers bench-gpu bench-strangers bench-bus bench-uploads chaos faults-long fuzz odd-requests \
   constraints report-toolcalls clean
 
 help:
@@ -54,6 +54,7 @@ help:
 	@echo "make bench-peers   build the runtimes for make bench-engine PEERS=1 to compare with"
 	@echo "make bench-gpu     check and measure a GPU in 8 minutes; results in GPU_JSON=$(GPU_JSON)"
 	@echo "make bench-bus     links against bare pyzmq  make bench-strangers  what attackers cost"
+	@echo "make bench-uploads files and long prompts beside streams: gaps, and how late heartbeats are"
 	@echo "make chaos         kill, stop, cut off real processes for MINUTES=5; end a fleet ENDS=100 times"
 	@echo "make faults-long   stopped agents with the times as they are, two minutes"
 	@echo "make clean         remove $(VENV), caches and builds (not the models)"
@@ -136,6 +137,9 @@ bench-strangers: $(STAMP_DEV)
 
 bench-bus: $(STAMP_DEV)
 	$(BIN)/python -m bench.bus
+
+bench-uploads: $(STAMP_DEV)
+	@$(BIN)/python -m bench.uploads
 
 chaos: $(STAMP_DEV)
 	@$(BIN)/python -m bench.chaos --minutes '$(MINUTES)' --rounds '$(ENDS)'
