@@ -12,9 +12,11 @@ import click
 
 from bus.answer import Answer
 from bus.call import Call, Placed, Queued, Token
+from bus.chat_call import Message, tool_message
 from bus.client import Client
 from bus.client_events import OtherEvent, StreamEvent
 from bus.errors import Invalid, NotFound, SuperfluidError
+from head.cli.channels import ChannelPrinter, tools_option
 from head.cli.context import CliContext, pass_context
 from head.cli.logs import EXIT_INTERRUPTED
 from head.cli.output import format_option, note, print_error, print_json
@@ -27,12 +29,12 @@ _GOODBYES = frozenset({"/exit", "/quit"})
 
 
 def print_stream(call: Call) -> Answer:
-    """Print an answer's text as it comes; gives the whole answer."""
+    """Print an answer as it comes; gives the whole of it."""
+    printer = ChannelPrinter()
     with call.stream() as stream:
         for event in stream:
             if isinstance(event, Token):
-                click.echo(event.text, nl=False)
-                sys.stdout.flush()
+                printer.print(event)
             elif sys.stderr.isatty() and (text := event_note(event)):
                 if call.text and not call.text.endswith("\n"):
                     click.echo(err=True)
@@ -115,10 +117,14 @@ def run(
 @click.command()
 @click.argument("model", type=text_argument)
 @click.option("--system", type=text_argument, help="A system message to begin with.")
+@tools_option
 @sampling_options
 @pass_context
 def chat(context: CliContext, /, model: str, system: str | None, **options: Any) -> None:
-    """Talk with MODEL. Ctrl-C stops the answer; Ctrl-D, /exit or /quit ends the chat."""
+    """Talk with MODEL. Ctrl-C stops the answer; Ctrl-D, /exit or /quit ends the chat.
+
+    With --tools, the line after a call is its result.
+    """
     messages = _messages(system)
     with context.client() as client:
         _check_chats(client, model)
@@ -126,9 +132,11 @@ def chat(context: CliContext, /, model: str, system: str | None, **options: Any)
         while (line := _next_line(lines)) is not None:
             if line.strip() in _GOODBYES:
                 break
-            if line.strip():
-                messages.append({"role": "user", "content": line})
-                _answer(client, model, messages, options)
+            if not line.strip():
+                continue
+            said = [{"role": "user", "content": line}]
+            while said:
+                said = _answer(client, model, messages, said, options, lines)
 
 
 def _next_line(lines: Lines) -> str | None:
@@ -140,30 +148,51 @@ def _next_line(lines: Lines) -> str | None:
 
 
 def _answer(
-    client: Client, model: str, messages: list[dict[str, str]], options: dict[str, Any]
-) -> None:
-    """Print the answer to the last message and add it; without one, take that message away."""
-    call = client.chat(model, messages, **options)
+    client: Client,
+    model: str,
+    messages: list[Message],
+    said: list[Message],
+    options: dict[str, Any],
+    lines: Lines,
+) -> list[Message]:
+    """Print the answer to what was said and add both; gives the results of its calls.
+
+    Without an answer, nothing is added.
+    """
+    call = client.chat(model, [*messages, *said], **options)
     try:
         answer = print_stream(call)
     except KeyboardInterrupt:
         click.echo()
         note("stopped")
-        messages.append({"role": "assistant", "content": call.text})
-        return
+        messages += [*said, {"role": "assistant", "content": call.text}]
+        return []
     except SuperfluidError as error:
         if not sys.stdin.isatty():
             raise
         print_error(error.message)
-        messages.pop()
-        return
+        return []
     _print_end(answer)
-    messages.append({"role": "assistant", "content": answer.text})
+    messages += [*said, answer.message()]
+    return _results(answer, lines) if answer.finish == "tool_calls" else []
+
+
+def _results(answer: Answer, lines: Lines) -> list[Message]:
+    """What the person says that the calls of an answer gave."""
+    results = []
+    for made in answer.tool_calls:
+        note(f"the result of {made.name}, in one line:")
+        line = _next_line(lines)
+        if line is None:
+            return []
+        results.append(tool_message(made, line))
+    return results
 
 
 def _print_end(answer: Answer) -> None:
     """What follows an answer's text."""
-    click.echo()
+    if not answer.tool_calls:
+        click.echo()
     for line in logprob_lines(answer):
         click.echo(line)
     note(summary(answer))
@@ -215,8 +244,8 @@ def unknown_model(model: str, known: Sequence[str]) -> str:
     return f"{fact}; name one of these"
 
 
-def _messages(system: str | None, prompt: str | None = None) -> list[dict[str, str]]:
-    messages = [{"role": "system", "content": system}] if system else []
+def _messages(system: str | None, prompt: str | None = None) -> list[Message]:
+    messages: list[Message] = [{"role": "system", "content": system}] if system else []
     if prompt is not None:
         messages.append({"role": "user", "content": prompt})
     return messages

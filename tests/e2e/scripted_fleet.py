@@ -52,6 +52,8 @@ class Fleet:
         self.told: Body = {}
         self.others: list[Body] = []
         self.unknown_on: set[str] = set()
+        #: What chats are answered, before the usual.
+        self.answers: list[list[Body]] = []
 
     def __call__(self, body: Body) -> list[Body]:
         model = MODEL | {"ready": self.ready} | self.told
@@ -81,7 +83,7 @@ class Fleet:
         if body.get("model") != "toy":
             error = NoNode("no node serves it: node-1-abc has only toy", retry_after_ms=500)
             return [{"kind": "error", "error": error.to_dict()}]
-        return answer_of(*TEXTS)
+        return self.answers.pop(0) if self.answers else answer_of(*TEXTS)
 
 
 Served = tuple[Fleet, ScriptedHead]

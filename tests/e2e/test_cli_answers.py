@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from bus.errors import NodeLost, NotFound
 from head.cli import cli
 from tests.e2e.scripted_fleet import Served, served, sfctl
-from tests.e2e.scripted_head import Body
+from tests.e2e.scripted_head import Body, end, placed, token
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_chat_ends_by_its_own_words(fleet: Served, goodbye: str) -> None:
     ("told", "says"),
     [
         ({"kind": "decoder", "chat_template": False}, "run --raw toy TEXT"),
-        ({"kind": "encoder", "chat_template": False}, "toy is an encoder; it makes embeddings"),
+        ({"kind": "encoder", "chat_template": False}, "toy is an encoder: it makes embeddings"),
     ],
 )
 def test_a_model_that_can_not_be_talked_with_is_told_at_once(
@@ -78,6 +78,44 @@ def test_chat_keeps_the_conversation(fleet: Served) -> None:
         ("assistant", "Hi there"),
         ("user", "two"),
     ]
+
+
+def test_chat_shows_calls_and_takes_their_results(fleet: Served, tmp_path: Path) -> None:
+    tools = tmp_path / "tools.json"
+    tools.write_text('[{"name": "weather"}, {"name": "now"}]')
+    calls = [
+        {"index": 0, "id": "c0", "name": "weather", "arguments": '{"city": "Troms\u00f8"}'},
+        {"index": 1, "id": "c1", "name": "now", "arguments": "{}"},
+    ]
+    asks = {**token(0, [0], "Let me see."), "reasoning": "Hm.", "tool_calls": calls}
+    fleet[0].answers = [[placed(), asks, end(1, finish="tool_calls")]]
+    told = ("chat", "toy", "--tools", str(tools))
+    result = sfctl(fleet[1], *told, stdin="weather?\ngrey\nnoon\nbye\n")
+    assert result.exit_code == 0
+    assert result.stdout == (
+        'Let me see.\n-> weather({"city": "Troms\u00f8"})\n-> now()\nHi there\nHi there\n'
+    )
+    assert "the result of weather, in one line:" in result.stderr
+    chats = [body for body in fleet[1].requests if body["op"] == "chat"]
+    assert [tool["name"] for tool in chats[1]["tools"]] == ["weather", "now"]
+    assert [(m["role"], m["content"]) for m in chats[1]["messages"]] == [
+        ("user", "weather?"),
+        ("assistant", "Let me see."),
+        ("tool", "grey"),
+        ("tool", "noon"),
+    ]
+    assert chats[1]["messages"][3]["tool_call_id"] == "c1"
+    assert len(chats[2]["messages"]) == 6
+
+
+@pytest.mark.parametrize("text", ["{", "5", '{"name": "x"}', "[1]"])
+def test_a_file_that_holds_no_tools_is_2(fleet: Served, tmp_path: Path, text: str) -> None:
+    tools = tmp_path / "tools.json"
+    tools.write_text(text)
+    result = sfctl(fleet[1], "chat", "toy", "--tools", str(tools), stdin="x\n")
+    assert result.exit_code == 2
+    assert "--tools" in result.stderr
+    assert str(tools) in result.stderr.replace("\n", "")
 
 
 def test_the_command_line_draws_near_the_likeliest(fleet: Served) -> None:
