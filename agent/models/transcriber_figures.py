@@ -48,6 +48,11 @@ class TranscriberFigures:
         """Whether a language is chosen by a token."""
         return self.transcribe >= 0
 
+    @property
+    def only_language(self) -> str:
+        """The language of a model that has one; empty of one that has many."""
+        return "" if self.multilingual else next(iter(self.languages))
+
 
 def figures_from_record(entry: Mapping[str, Any]) -> TranscriberFigures:
     """Take the record's JSON apart.

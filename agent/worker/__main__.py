@@ -52,12 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(options: argparse.Namespace, pipe: WorkerPipe) -> None:
     # Imported here: whatever is wrong with ONNX Runtime is then told to the agent.
-    from agent.models.folder import ENCODER, ModelFolder
+    from agent.models.folder import ENCODER, TRANSCRIBER, ModelFolder
 
     start = time.perf_counter()
     folder = ModelFolder.open(options.model_folder)
     if folder.kind == ENCODER:
         _serve_encoder(folder, options, pipe, start)
+    elif folder.kind == TRANSCRIBER:
+        _serve_transcriber(folder, options, pipe, start)
     else:
         _serve_decoder(folder, options, pipe, start)
 
@@ -123,6 +125,38 @@ def _serve_encoder(
             kv_total_tokens=0,
             numerics=encoder.numerics,
             tokenizer_digest=TextModel.open(folder.path).digest,
+            text_digest=folder_text_digest(folder.path),
+            device=DEVICE,
+            load_s=load_s,
+            kind=folder.kind,
+        )
+    )
+    _log_ready(folder, DEVICE, load_s)
+    worker.run()
+
+
+def _serve_transcriber(
+    folder: ModelFolder, options: argparse.Namespace, pipe: WorkerPipe, start: float
+) -> None:
+    """As of an encoder, the options of decoders mean nothing here."""
+    from agent.worker.transcriber import DEVICE, Transcriber
+    from agent.worker.transcriber_loop import TranscriberWorker
+    from bus.text.tokenizer import TextModel
+
+    transcriber = Transcriber(folder, threads=options.threads)
+    transcriber.self_test()
+    load_s = time.perf_counter() - start
+    text = TextModel.open(folder.path)
+    worker = TranscriberWorker(pipe, transcriber, text.vocabulary, now)
+    worker.post(
+        Ready(
+            worker=WorkerIncarnation(options.incarnation),
+            window_tokens=folder.signature.max_positions,
+            # So that a generation comes here, and is told that there are none.
+            lanes=1,
+            kv_total_tokens=0,
+            numerics=transcriber.numerics,
+            tokenizer_digest=text.digest,
             text_digest=folder_text_digest(folder.path),
             device=DEVICE,
             load_s=load_s,

@@ -9,7 +9,7 @@ from agent.worker.encoder import Encoder
 from agent.worker.loop import WorkerLoop
 from agent.worker.mailbox import Pipe
 from agent.worker.parking import refuse
-from agent.worker.refusal import embed_failed
+from agent.worker.refusal import embed_failed, hears_nothing, transcribe_failed
 from bus.errors import Internal, Invalid, SuperfluidError
 from bus.log import EventLog
 from bus.messages.worker import (
@@ -23,6 +23,7 @@ from bus.messages.worker import (
     Restore,
     Resume,
     Submit,
+    Transcribe,
     WorkerStats,
 )
 
@@ -90,6 +91,8 @@ class EncoderWorker(WorkerLoop):
                 self._submit(message)
             case Submit():
                 self._refuse(message, self._no_text())
+            case Transcribe(job=job):
+                self.post(transcribe_failed(job, hears_nothing(self._encoder.folder.name)))
             case Cancel():
                 self._queue.cancel(message.generation)
             case Pause() | Resume():

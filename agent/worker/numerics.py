@@ -43,6 +43,11 @@ def encoder_numerics_id(folder: ModelFolder) -> NumericsId:
     return NumericsId(hash_of(facts))
 
 
+def transcriber_numerics_id(folder: ModelFolder) -> NumericsId:
+    """The same of a transcriber, which hears and writes on CPU."""
+    return encoder_numerics_id(folder)
+
+
 def hash_of(facts: Sequence[str]) -> str:
     """A name for what is decided by facts, 32 hex digits."""
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:_ID_DIGITS]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bus.errors import SuperfluidError
+from bus.errors import Invalid, SuperfluidError
 from bus.ids import GenerationId
 from bus.messages.parts import Finish, Usage
-from bus.messages.worker import EmbedFailed, OutputRun, Rejected, Submit
+from bus.messages.worker import EmbedFailed, OutputRun, Rejected, Submit, TranscribeFailed
 
 #: Characters of a message; an agent reads 2,048 bytes at most, and a character has up to four.
 _LONGEST = 500
@@ -59,4 +59,24 @@ def embed_failed(job: GenerationId, error: SuperfluidError) -> EmbedFailed:
         param=error.param or "",
         length=error.details.get("length", 0),
         max=error.details.get("max", 0),
+    )
+
+
+def transcribe_failed(job: GenerationId, error: SuperfluidError) -> TranscribeFailed:
+    """The answer to a job of which nothing more comes."""
+    return TranscribeFailed(
+        job=job,
+        code=error.code,
+        message=shown(error.message),
+        param=error.param or "",
+        length=error.details.get("length", 0),
+        max=error.details.get("max", 0),
+    )
+
+
+def hears_nothing(model: str) -> Invalid:
+    """The error of audio for a model that is no transcriber."""
+    return Invalid(
+        f"model {model} hears no audio; choose a transcriber, such as whisper-tiny-en",
+        param="model",
     )

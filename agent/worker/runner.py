@@ -13,7 +13,7 @@ from agent.worker.loop import REPORT_S, WorkerLoop
 from agent.worker.mailbox import Pipe
 from agent.worker.output_buffer import OutputBuffer
 from agent.worker.parking import Parking, refuse
-from agent.worker.refusal import embed_failed, rejected
+from agent.worker.refusal import embed_failed, hears_nothing, rejected, transcribe_failed
 from bus.errors import Invalid, SuperfluidError
 from bus.log import EventLog
 from bus.messages.worker import (
@@ -29,6 +29,7 @@ from bus.messages.worker import (
     Restore,
     Resume,
     Submit,
+    Transcribe,
     WorkerStats,
 )
 
@@ -101,6 +102,9 @@ class Worker(WorkerLoop):
                 self._submit(message)
             case Embed():
                 self._refuse_embed(message)
+            case Transcribe(job=job):
+                model = self._engine.runner.folder.name
+                self.post(transcribe_failed(job, hears_nothing(model)))
             case Cancel():
                 self._engine.cancel(message.generation)
             case Pause():

@@ -5,6 +5,8 @@ once, then `Accepted` or `Rejected` for each submit, `Output` for tokens, `Pong`
 it works, or `Failed` before it ends by itself. The agent keeps a submit until it is accepted.
 `Park` is answered by `Parked` and `Restore` by `Restored`, in their order; `Forget` by nothing.
 `Embed` is answered by `Embedded` or `EmbedFailed`, those that are done first before the others.
+`Transcribe` is answered by a `TranscribedWindow` for each window of the audio, then `Transcribed`,
+or by `TranscribeFailed` at any time.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ WORKER = Codec("worker", max_bytes=64 * 1024 * 1024)
 #: Texts of one `Embed`, and bytes of a vector; so the answer fits a message.
 MAX_EMBED_INPUTS = 1024
 MAX_VECTOR_BYTES = 32 * 1024
+#: Of one window, which has 224 tokens at most.
+MAX_WINDOW_SEGMENTS = 256
 #: The nonce of a Pong that answers no Ping.
 UNASKED = 0
 
@@ -180,6 +184,21 @@ class Embed:
     normalize: bool | None = None
 
 
+@WORKER.message(tag=12)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcribe:
+    """Write what is said in an audio file; `Cancel` with the job's number ends it.
+
+    `language` is a code such as `en`; empty is the model's own, or the one that it hears.
+    `from_s` is where to begin, which a `next_s` of the same file gave.
+    """
+
+    job: GenerationId
+    file: Path
+    language: Name = ""
+    from_s: Annotated[float, Range(0.0, 1e9)] = 0.0
+
+
 # --- worker to agent --------------------------------------------------------------------------
 
 
@@ -313,8 +332,51 @@ class EmbedFailed:
     max: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpokenSegment:
+    """What is said between two times of the audio, in seconds from its beginning."""
+
+    start_s: Annotated[float, Range(0.0, 1e9)]
+    end_s: Annotated[float, Range(0.0, 1e9)]
+    text: Annotated[str, MaxBytes(16 * 1024)]
+
+
+@WORKER.message(tag=43)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscribedWindow:
+    """What is said from where the last window ended up to `next_s`; may be nothing."""
+
+    job: GenerationId
+    segments: Annotated[tuple[SpokenSegment, ...], MaxItems(MAX_WINDOW_SEGMENTS)]
+    next_s: Annotated[float, Range(0.0, 1e9)]
+    language: Name
+
+
+@WORKER.message(tag=44)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcribed:
+    """All windows of a job were told; `duration_s` is the audio's."""
+
+    job: GenerationId
+    language: Name
+    duration_s: Annotated[float, Range(0.0, 1e9)]
+
+
+@WORKER.message(tag=45)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscribeFailed:
+    """Nothing more comes of this job; `code` is one of bus/errors.py."""
+
+    job: GenerationId
+    code: Name
+    message: Annotated[str, MaxBytes(2048)]
+    param: Name = ""
+    length: int = 0
+    max: int = 0
+
+
 #: What jobs ask of workers, what answers them and what of that is the last answer; each carries the
 #: `job` that it is about (bus/agent_jobs.py).
-JOB_REQUESTS = (Embed,)
-JOB_ENDS = (Embedded, EmbedFailed)
-JOB_REPLIES = JOB_ENDS
+JOB_REQUESTS = (Embed, Transcribe)
+JOB_ENDS = (Embedded, EmbedFailed, Transcribed, TranscribeFailed)
+JOB_REPLIES = (*JOB_ENDS, TranscribedWindow)

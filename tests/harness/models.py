@@ -27,6 +27,7 @@ from agent.models.importer import import_gguf
 from agent.models.pull import pull
 from agent.models.sources import FOLDER_SOURCES, SOURCES
 from agent.models.toy import write_toy
+from agent.models.whisper_importer import import_whisper
 from bus.errors import ModelIncomplete, NotFound
 from tests.harness.graph_logits import FLOAT_ACTIVATIONS
 
@@ -90,6 +91,16 @@ def minilm_folder() -> ModelFolder:
 def minilm_source() -> Path:
     """The folder of safetensors that it is made of, 91 MB."""
     return _pulled("minilm")
+
+
+def whisper_folder() -> ModelFolder:
+    """Whisper tiny.en, a transcriber, imported."""
+    return _cached("whisper-tiny-en", lambda target: import_whisper(whisper_source(), target))
+
+
+def whisper_source() -> Path:
+    """The folder of CTranslate2 files that it is made of, 78 MB."""
+    return _pulled("whisper-tiny-en")
 
 
 #: For `parametrize`: what makes the folder of each decoder.
