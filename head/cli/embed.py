@@ -74,7 +74,9 @@ def _vectors(
 
 def _lines(files: Iterable[BinaryIO], *, whole: bool) -> Iterator[_Line]:
     for file in files:
-        name = "stdin" if file.name in ("<stdin>", "-", 0) else str(file.name)
+        # Standard input may have no name.
+        name = str(getattr(file, "name", "-"))
+        name = "stdin" if name in ("-", "<stdin>") else name
         for number, data in enumerate((file.read(),) if whole else file, 1):
             try:
                 text = data.decode()

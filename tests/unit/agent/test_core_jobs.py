@@ -38,7 +38,7 @@ def test_ids_go_to_the_worker_and_vectors_come_back(node: Node) -> None:
         SendToWorker(model=TOY, message=worker.Embed(job=JOB, inputs=IDS, pooling="cls"))
     ]
     assert node.core.is_busy
-    vectors = (np.float32([1, 2]).tobytes(), np.float32([3, 4]).tobytes())
+    vectors = (np.array([1, 2], "<f4").tobytes(), np.array([3, 4], "<f4").tobytes())
     part, end = node.say(worker.Embedded(job=JOB, vectors=vectors, tokens=5))
     assert isinstance(part, JobPart)
     known = EmbedPart(index=0, count=2, dimension=2, vectors=b"".join(vectors))
