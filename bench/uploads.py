@@ -4,11 +4,12 @@ One head, one node whose engine has one thread, and streams that run all the tim
 and loaded ones alternate on the same processes, so that each loaded one has a quiet one beside it:
 
     files     100 MB are put by a client and sent on to the node, both at a set pace
-    prompts   a text of 400 KB is tokenized, then refused as too long, then sent as a chat
+    prompts   a text of 400 KB is tokenized, or sent as a chat, or 400 KB of ids are sent, which are
+              read and then refused as too long
 
 Heartbeats are seen on the wire, between node and head, in both directions; the lateness of one is
-what its distance from the one before has above what it should be. A gap is the time between two events of a
-stream. Figures end in one JSON line; `load` is the machine's own, before and after.
+what its distance from the one before has above what it should be. A gap is the time between two
+events of a stream. Figures end in one JSON line; `load` is the machine's own, before and after.
 
     python -m bench.uploads --pairs 3
 """
@@ -43,7 +44,7 @@ FILES = 10
 PROMPT_BYTES = 400_000
 #: Quiet stretch beside each long prompt, at least.
 PROMPT_S = 3.0
-PROMPTS = ("tokenize", "generate", "chat")
+PROMPTS = ("tokenize", "chat", "ids")
 _WORDS = "the river falls over stones below seven bridges while people walk home in light rain"
 
 
@@ -123,8 +124,11 @@ class Side:
 class UploadBench:
     """The processes, and what is measured on them."""
 
-    def __init__(self, cluster: RelayedCluster, streams: Streams, peer: Program) -> None:
+    def __init__(
+        self, cluster: RelayedCluster, streams: Streams, peer: Program, vocab: int
+    ) -> None:
         self._cluster = cluster
+        self._vocab = vocab
         self._streams = streams
         self._peer = peer
         #: The last heartbeat of each direction, which the next one is counted from.
@@ -144,11 +148,13 @@ class UploadBench:
         match op:
             case "tokenize":
                 return self._ask(do="ask", op=op, text=text)
-            case "generate":
-                return self._ask(do="ask", op=op, prompt=text, max_new=1)
-            case _:
+            case "chat":
                 messages = [{"role": "user", "content": text}]
                 return self._ask(do="ask", op=op, messages=messages, max_new=1)
+            case _:
+                rng = random.Random(self._seed)
+                ids = [rng.randrange(256, self._vocab) for _ in range(PROMPT_BYTES // 4)]
+                return self._ask(do="ask", op="generate", tokens=ids, max_new=1)
 
     def begin(self) -> float:
         """A stretch of time begins."""
@@ -264,10 +270,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         arguments = ("--api", cluster.api, "--model", cluster.model)
         peer = stack.enter_context(Program("bench.upload_peer", *arguments))
         peer.answer()
-        streams = Streams(cluster.api, cluster.model, STREAMS, folder.signature.vocab)
+        vocab = folder.signature.vocab
+        streams = Streams(cluster.api, cluster.model, STREAMS, vocab)
         stack.enter_context(streams)
         streams.wait_running()
-        bench = UploadBench(cluster, streams, peer)
+        bench = UploadBench(cluster, streams, peer, vocab)
         bench.quiet(2.0)
         found: dict[str, Any] = {}
         if options.pairs:

@@ -47,7 +47,11 @@ class FileClient(Closing):
 
     def ask(self, op: str, **keys: Any) -> dict[str, Any]:
         """The `end` or `error` of a request; its events are passed over."""
-        self._send(op, keys)
+        return self.ask_with(op, keys)
+
+    def ask_with(self, op: str, keys: dict[str, Any], *blobs: bytes) -> dict[str, Any]:
+        """The same with frames after the body."""
+        self._send(op, keys, *blobs)
         while True:
             reply = self._receive()
             if reply["kind"] != "event":
