@@ -150,7 +150,10 @@ def _arguments(arguments: object, where: str) -> Arguments:
             f"{where} is text that is no JSON object; send what was written as content instead",
             param=where,
         )
-    return Arguments(check_json(values, where), arguments)
+    values = check_json(values, where)
+    # Programs escape what models write as it is; other text stays, to the letter.
+    escaped = "\\u" in arguments
+    return Arguments(values, json.dumps(values, ensure_ascii=False) if escaped else arguments)
 
 
 def _named(result: Message, open_calls: list[Message], names: Mapping[str, str]) -> Message:

@@ -357,9 +357,7 @@ def test_nothing_follows_where_there_is_no_answer_or_it_is_left_out() -> None:
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
 def test_options_do_not_set_what_the_head_sets(name: str) -> None:
     with pytest.raises(Invalid, match=f"{name} is set by the head") as caught:
-        chat(CHATML, USER, **{name: []}) if name != "tools" else ChatPrompt(
-            ChatTemplate("m", CHATML, {}), Escaper([]), [USER], (), {"tools": []}
-        )
+        ChatPrompt(ChatTemplate("m", CHATML, {}), Escaper([]), [USER], (), {name: []})
     assert caught.value.param == "template"
 
 
