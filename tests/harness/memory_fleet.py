@@ -66,6 +66,7 @@ class MemoryFleet:
         listening: of the last nodes, how many wait for the head to call.
         watch: sees every event.
         files: whether head and nodes keep files.
+        encoder: whether the model makes vectors, and no text.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class MemoryFleet:
         listening: int = 0,
         watch: Observer | None = None,
         files: bool = False,
+        encoder: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
         self.now = 1000.0
@@ -90,6 +92,7 @@ class MemoryFleet:
         self.disk = Disk()
         self.files = BlobsInMemory() if files else None
         self.network = Network(self)
+        self.encoder = encoder
         self.step_s = STEP_S
         self.respawn_s = 0.25
         #: Tokens that a worker makes in one step, and the mark that it puts on them.

@@ -79,7 +79,7 @@ class HeadHost(Process):
         self._links: dict[tuple[int, bytes], LinkKey] = {}
         self._places: dict[LinkKey, _Place] = {}
         self._link_numbers = itertools.count(1)
-        self.core.models_found({MODEL: "/models/toy"}, now)
+        self.core.models_found({MODEL: "/encoder" if fleet.encoder else "/models/toy"}, now)
 
     @property
     def alive(self) -> bool:

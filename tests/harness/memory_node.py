@@ -229,6 +229,7 @@ class NodeHost(Process):
             cached=self.cached,
             is_deaf=self.is_deaf,
             parked=self.parked,
+            kind="encoder" if self.fleet.encoder else "",
         )
         self.worker_paused = False
         self.core.worker_started(MODEL, incarnation, self.now())

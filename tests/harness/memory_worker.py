@@ -31,6 +31,9 @@ LANES = 4
 POISON = 7
 #: One with this token does when its answer has as many tokens as the token after it says.
 LATE_POISON = 6
+#: Of an encoder: texts that a step makes vectors of.
+STEP_TEXTS = 16
+VECTOR_BYTES = 8192
 #: A token's own bits; what lies above is its mark.
 TOKEN_BITS = 8
 
@@ -112,6 +115,17 @@ def killing_token(prompt: bytes) -> int | None:
     return ids[ids.index(LATE_POISON) + 1] if LATE_POISON in ids[:-1] else None
 
 
+def made_up_vector(ids: bytes) -> bytes:
+    """What an encoder of this kind makes of a text's packed ids: 8 KiB, telling of all of them."""
+    return hashlib.blake2b(ids).digest() * (VECTOR_BYTES // 64)
+
+
+@dataclass(slots=True)
+class _Embedding:
+    embed: worker.Embed
+    steps_left: int
+
+
 @dataclass(slots=True)
 class _Sequence:
     submit: worker.Submit
@@ -145,6 +159,9 @@ class MadeUpWorker:
     #: Files of parked sessions, which its node has on disk: the tokens in each.
     parked: dict[SessionId, PackedIds] = field(default_factory=dict)
     running: dict[GenerationId, _Sequence] = field(default_factory=dict)
+    #: Of what kind its model is, as in `worker.Ready`.
+    kind: str = ""
+    embedding: dict[GenerationId, _Embedding] = field(default_factory=dict)
     steps: int = 0
     made: int = 0
 
@@ -158,6 +175,7 @@ class MadeUpWorker:
             tokenizer_digest=DIGEST,
             device="none",
             load_s=0.0,
+            kind=self.kind,
         )
 
     @property
@@ -174,6 +192,13 @@ class MadeUpWorker:
             case worker.Submit():
                 self.running[message.generation] = self._sequence(message, now)
                 return [worker.Accepted(generation=message.generation)]
+            case worker.Embed():
+                steps = -(-len(message.inputs) // STEP_TEXTS)
+                self.embedding[message.job] = _Embedding(message, steps)
+                return []
+            case worker.Cancel() if message.generation in self.embedding:
+                del self.embedding[message.generation]
+                return []
             case worker.Cancel():
                 found = self.running.pop(message.generation, None)
                 return [] if found is None else [self._output([self._end(found, "cancelled")])]
@@ -212,7 +237,21 @@ class MadeUpWorker:
                 if run.finish is not None:
                     del self.running[generation]
                 runs.append(run)
-        return [self._output(runs)] if runs else []
+        return [*([self._output(runs)] if runs else ()), *self._embed()]
+
+    def _embed(self) -> list[object]:
+        """One step of the embedding that came first."""
+        found = next(iter(self.embedding.values()), None)
+        if found is None:
+            return []
+        found.steps_left -= 1
+        if found.steps_left > 0:
+            return []
+        embed = found.embed
+        del self.embedding[embed.job]
+        vectors = tuple(map(made_up_vector, embed.inputs))
+        tokens = sum(map(len, embed.inputs)) // 4
+        return [worker.Embedded(job=embed.job, vectors=vectors, tokens=tokens)]
 
     def _advance(self, sequence: _Sequence, now: float) -> worker.OutputRun:
         submit, first = sequence.submit, sequence.made

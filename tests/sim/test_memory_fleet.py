@@ -46,6 +46,10 @@ CORES = [
     *("head/placement.py", "head/placer.py", "head/queueing.py"),
     *("head/reports.py", "head/runs.py", "head/texts.py", "head/token_intake.py"),
     "head/waiting.py",
+    *("agent/worker_jobs.py", "agent/worker_requests.py", "bus/agent_jobs.py"),
+    *("bus/messages/job_bodies.py", "bus/messages/link_jobs.py", "head/embed_operations.py"),
+    *("head/job_kinds.py", "head/job_records.py", "head/job_refusals.py"),
+    *("head/job_requests.py", "head/jobs.py"),
 ]
 FORBIDDEN = {"time", "datetime", "random", "secrets", "socket", "zmq", "threading", "sqlite3", "os"}
 
