@@ -79,7 +79,7 @@ class UploadPeer:
             "seconds": time.monotonic() - start,
             "kind": end["kind"],
             "code": error.get("code", ""),
-            "tokens": len(end.get("tokens") or ()),
+            "session": end.get("session", ""),
         }
 
     def _put(self, data: bytes, pace: _Pace) -> bytes:

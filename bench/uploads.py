@@ -5,7 +5,7 @@ and loaded ones alternate on the same processes, so that each loaded one has a q
 
     files     100 MB are put by a client and sent on to the node, both at a set pace
     prompts   a text of 400 KB is tokenized, or sent as a chat, or 400 KB of ids are sent, which are
-              read and then refused as too long
+              read and then refused as too long; or a text is appended to a session, which keeps it
 
 Heartbeats are seen on the wire, between node and head, in both directions; the lateness of one is
 what its distance from the one before has above what it should be. A gap is the time between two
@@ -44,7 +44,7 @@ FILES = 10
 PROMPT_BYTES = 400_000
 #: Quiet stretch beside each long prompt, at least.
 PROMPT_S = 3.0
-PROMPTS = ("tokenize", "chat", "ids")
+PROMPTS = ("tokenize", "chat", "ids", "append")
 _WORDS = "the river falls over stones below seven bridges while people walk home in light rain"
 
 
@@ -151,6 +151,9 @@ class UploadBench:
             case "chat":
                 messages = [{"role": "user", "content": text}]
                 return self._ask(do="ask", op=op, messages=messages, max_new=1)
+            case "append":
+                session = self._ask(do="ask", op="session.create")["session"]
+                return self._ask(do="ask", op="session.append", session=session, text=text)
             case _:
                 rng = random.Random(self._seed)
                 ids = [rng.randrange(256, self._vocab) for _ in range(PROMPT_BYTES // 4)]
