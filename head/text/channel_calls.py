@@ -166,14 +166,14 @@ def mistral_calls(turn: Turn) -> Steps[None]:
         else:
             yield from call_list(turn)
         return
-    name = (yield from reader.run(_NAME)).strip()
+    name = (yield from reader.word(_NAME)).strip()
     if name not in turn.tools:
         raise Malformed
     marker = ""
     if (yield from reader.need()) == "[":
         marker = yield from reader.one_of(marks_of("[ARGS]", "[CALL_ID]"))
     if marker == "[CALL_ID]":
-        yield from reader.run(_NAME)
+        yield from reader.word(_NAME)
         yield from expect(reader, "[ARGS]")
     yield from reader.skip()
     turn.call(name, object_text((yield from json_value(reader))))
@@ -182,10 +182,10 @@ def mistral_calls(turn: Turn) -> Steps[None]:
 def deepseek_call(turn: Turn) -> Steps[None]:
     """`function<sep>name`, a line end and fenced JSON, or `name<sep>{...}` since V3.1."""
     reader = turn.reader
-    name = (yield from reader.run(_NAME)).strip()
+    name = (yield from reader.word(_NAME)).strip()
     yield from expect(reader, "<｜tool▁sep｜>")
     if name == "function" and (yield from reader.need()) != "{":
-        name = (yield from reader.run(_NAME)).strip()
+        name = (yield from reader.word(_NAME)).strip()
         yield from expect(reader, "\n```json")
         arguments = yield from _arguments_of(turn, name)
         yield from expect(reader, "```")
@@ -198,7 +198,7 @@ def deepseek_call(turn: Turn) -> Steps[None]:
 def kimi_call(turn: Turn) -> Steps[None]:
     """`functions.name:0<|tool_call_argument_begin|>{...}`."""
     reader = turn.reader
-    named = (yield from reader.run(_NAME)).strip()
+    named = (yield from reader.word(_NAME)).strip()
     yield from expect(reader, "<|tool_call_argument_begin|>")
     name = re.sub(r":[0-9]+\Z", "", named).removeprefix("functions.")
     if named in turn.tools:

@@ -111,7 +111,7 @@ def json_string(reader: Reader) -> Steps[str]:
 
 
 def _scalar(reader: Reader) -> Steps[str]:
-    word = yield from reader.run(_WORD)
+    word = yield from reader.word(_WORD)
     if not is_scalar(word):
         raise Malformed
     return word

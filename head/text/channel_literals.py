@@ -24,7 +24,7 @@ def gemma_call(turn: Turn) -> Steps[None]:
     """Gemma's call from behind `<|tool_call>`: `call:name{key:<|"|>text<|"|>,other:1}`."""
     reader = turn.reader
     yield from expect(reader, "call:")
-    name = yield from reader.run(_GEMMA_NAME)
+    name = yield from reader.word(_GEMMA_NAME)
     if name not in turn.tools:
         raise Malformed
     arguments = yield from _gemma_object(reader, 1)
@@ -55,7 +55,7 @@ def _gemma_key(reader: Reader) -> Steps[str]:
         key = json.loads((yield from _gemma_text(reader)))
         yield from reader.skip()
     else:
-        key = (yield from reader.run(_GEMMA_KEY)).strip()
+        key = (yield from reader.word(_GEMMA_KEY)).strip()
     yield from expect(reader, ":")
     yield from reader.skip()
     return str(key)
@@ -71,7 +71,7 @@ def _gemma_value(reader: Reader, depth: int) -> Steps[str]:
         return (yield from _gemma_object(reader, depth + 1))
     if character == "[":
         return (yield from _gemma_list(reader, depth + 1))
-    word = yield from reader.run(_WORD)
+    word = yield from reader.word(_WORD)
     if not is_scalar(word):
         raise Malformed
     return word
@@ -141,7 +141,7 @@ class PythonCalls:
 
 def _python_call(turn: Turn) -> Steps[tuple[str, str]]:
     reader = turn.reader
-    name = yield from reader.run(_IDENTIFIER)
+    name = yield from reader.word(_IDENTIFIER)
     if name not in turn.tools:
         raise Malformed
     yield from expect(reader, "(")
@@ -152,7 +152,7 @@ def _python_call(turn: Turn) -> Steps[tuple[str, str]]:
         return name, arguments.text()
     while True:
         yield from reader.skip()
-        key = yield from reader.run(_KEYWORD)
+        key = yield from reader.word(_KEYWORD)
         yield from reader.skip()
         yield from expect(reader, "=")
         yield from reader.skip()
@@ -171,7 +171,7 @@ def _python_value(reader: Reader, depth: int) -> Steps[str]:
         return (yield from _python_text(reader))
     if character in "[{(":
         return (yield from _python_group(reader, depth))
-    word = yield from reader.run(_WORD)
+    word = yield from reader.word(_WORD)
     word = _WORDS.get(word, word)
     if not is_scalar(word):
         raise Malformed

@@ -137,7 +137,7 @@ class _Element:
             Malformed: it is no element that is known.
         """
         reader = turn.reader
-        name = (yield from reader.run(_ELEMENT)).split(" ", 1)[0]
+        name = (yield from reader.word(_ELEMENT)).split(" ", 1)[0]
         if name in ("message", "response", "think"):
             yield from reader.one_of(marks_of("<|sep|>"))
             opens = name == "think" and self._marker == _OPEN

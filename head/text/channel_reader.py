@@ -223,3 +223,13 @@ class Reader:
             if end < len(self.text):
                 break
         return "".join(parts)
+
+    def word(self, pattern: re.Pattern[str]) -> Steps[str]:
+        """The same, with something behind it that shows where it ends.
+
+        Raises:
+            Ended: there is nothing.
+        """
+        word = yield from self.run(pattern)
+        yield from self.need()
+        return word

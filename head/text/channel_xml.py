@@ -51,7 +51,7 @@ class FunctionCall:
     def __call__(self, turn: Turn) -> Steps[None]:
         """Read a call."""
         reader = turn.reader
-        name = (yield from reader.run(_NAME)).strip()
+        name = (yield from reader.word(_NAME)).strip()
         if name not in turn.tools:
             raise Malformed
         yield from expect(reader, ">")
@@ -59,7 +59,7 @@ class FunctionCall:
         yield from reader.skip()
         part = yield from reader.one_of(marks_of(*_PARTS))
         while part == "<parameter=":
-            key = (yield from reader.run(_KEY)).strip()
+            key = (yield from reader.word(_KEY)).strip()
             yield from expect(reader, ">")
             value, part = yield from _value(turn)
             add_typed(turn, arguments, name, key, value)
@@ -94,7 +94,7 @@ def glm_call(turn: Turn) -> Steps[None]:
     """GLM's call from behind `<tool_call>`."""
     reader = turn.reader
     yield from reader.skip()
-    name = (yield from reader.run(_NAME)).strip()
+    name = (yield from reader.word(_NAME)).strip()
     if name not in turn.tools:
         raise Malformed
     arguments = Arguments()
@@ -102,7 +102,7 @@ def glm_call(turn: Turn) -> Steps[None]:
         yield from reader.skip()
         if (yield from reader.one_of(marks_of("<arg_key>", _GLM_END))) == _GLM_END:
             break
-        key = (yield from reader.run(_KEY)).strip()
+        key = (yield from reader.word(_KEY)).strip()
         yield from expect(reader, "</arg_key>")
         yield from reader.skip()
         yield from expect(reader, "<arg_value>")
@@ -152,7 +152,7 @@ class Invoke:
     def __call__(self, turn: Turn) -> Steps[None]:
         """Read a call."""
         reader = turn.reader
-        name = yield from reader.run(_NAME)
+        name = yield from reader.word(_NAME)
         if name not in turn.tools:
             raise Malformed
         yield from expect(reader, '"')
@@ -168,7 +168,7 @@ class Invoke:
 
     def _argument(self, turn: Turn, name: str, arguments: Arguments) -> Steps[None]:
         reader = turn.reader
-        key = yield from reader.run(_NAME)
+        key = yield from reader.word(_NAME)
         how = yield from reader.one_of(marks_of('">', '" string="true">', '" string="false">'))
         value, _ = yield from reader.collect(marks_of(self.close))
         if how == '">':
@@ -205,19 +205,19 @@ _K3_NEXT = ('<|open|>argument key="', "<|close|>call<|sep|>")
 def kimi3_call(turn: Turn) -> Steps[None]:
     """Kimi K3's call from behind `<|open|>call tool="`."""
     reader = turn.reader
-    name = unescaped((yield from reader.run(_ATTRIBUTE)))
+    name = unescaped((yield from reader.word(_ATTRIBUTE)))
     if name not in turn.tools:
         raise Malformed
     yield from expect(reader, '"')
-    yield from reader.run(_ATTRIBUTE)
+    yield from reader.word(_ATTRIBUTE)
     while (yield from reader.one_of(marks_of('"', "<|sep|>"))) == '"':
-        yield from reader.run(_ATTRIBUTE)
+        yield from reader.word(_ATTRIBUTE)
     arguments = Arguments()
     marker = yield from reader.one_of(marks_of(*_K3_NEXT))
     while marker == _K3_NEXT[0]:
-        key = unescaped((yield from reader.run(_ATTRIBUTE)))
+        key = unescaped((yield from reader.word(_ATTRIBUTE)))
         yield from expect(reader, '" type="')
-        kind = yield from reader.run(_ATTRIBUTE)
+        kind = yield from reader.word(_ATTRIBUTE)
         yield from expect(reader, '"<|sep|>')
         # A value may tell of the end of a value; it ends where another or the call's end follows.
         value, end = yield from reader.collect(marks_of(*(_K3_CLOSE + part for part in _K3_NEXT)))

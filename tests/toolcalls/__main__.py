@@ -14,7 +14,7 @@ from tests.toolcalls.wheel import WheelMissing, outputs
 def main() -> int:
     """1 when the pieces make a difference, or the outputs can not be had."""
     parser = argparse.ArgumentParser(prog="tests.toolcalls", description=__doc__)
-    parser.add_argument("--chunkings", type=int, default=20, help="random cuts of each output")
+    parser.add_argument("--chunkings", type=int, default=22, help="random cuts of each output")
     parser.add_argument("--seed", type=int, default=1, help="from which they are drawn")
     options = parser.parse_args()
     try:
@@ -46,6 +46,8 @@ def main() -> int:
             f"{family:<14}{of[family]:>8}{whole[family]:>8}{chunked[family]:>9}"
             f"{to_the_letter[family]:>15}"
         )
+    tried = len(found) * options.chunkings
+    print(f"{tried} random chunkings, seed {options.seed}")
     print(f"toolcalls: whole={whole.total()} chunked={chunked.total()} of={of.total()}")
     return int(differs)
 
