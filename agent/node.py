@@ -35,6 +35,7 @@ from agent.node_folder import NodeFolder
 from agent.parked_files import ParkedFiles, park_folder
 from agent.served_folders import ModelChanges
 from agent.status_file import StatusFile
+from agent.tokenizer_jobs import TokenizerJobs
 from agent.workers import Workers
 from bus.agent_records import SendToHead
 from bus.blob_folder import BlobFolder
@@ -44,6 +45,7 @@ from bus.log import EventLog
 from bus.messages.link import HeadConfirm
 from bus.messages.parts import HostStatus
 from bus.state import StateFolder, host_folder
+from bus.text.tokenizer_export import TOKENIZER_JOB
 from bus.transport import clock
 from bus.transport.loop import Loop
 
@@ -98,8 +100,10 @@ class Node:
             )
             host = HostLoad()
             opened.callback(host.close)
-            core = self._core(identity, folder.boot, files, host.read(clock.now()))
+            exports = opened.enter_context(TokenizerJobs(self._models_root))
+            core = self._core(identity, folder.boot, files, exports, host.read(clock.now()))
             loop.add_reader(files.fileno(), core.files_settled)
+            loop.add_reader(exports.fileno(), exports.settle)
             workers = self._workers(loop, core, folder)
             try:
                 link = open_head_link(
@@ -118,7 +122,12 @@ class Node:
         self._log.info("stopped")
 
     def _core(
-        self, identity: NodeIdentity, boot: int, files: BlobFolder, host: HostStatus
+        self,
+        identity: NodeIdentity,
+        boot: int,
+        files: BlobFolder,
+        exports: TokenizerJobs,
+        host: HostStatus,
     ) -> AgentCore:
         section = self._config.worker
         budget = memory_budget(section.memory_bytes, host.memory_free_bytes, self._agents_here)
@@ -138,6 +147,7 @@ class Node:
             files,
             needed_bytes=needs,
             budget_bytes=budget,
+            job_handlers={TOKENIZER_JOB: exports},
         )
         core.host_sampled(host)
         return core

@@ -53,6 +53,7 @@ from head.effects import ClientKey, Effects, LinkKey, Reply
 from head.enrolment import Enrolment, Way
 from head.fleet import Fleet
 from head.fleet_node import DialedAddress
+from head.kept_tokenizers import NO_TOKENIZERS, TokenizerStore
 from head.media import Media
 from head.model_desk import ModelDesk
 from head.node_marks import NodeMarks
@@ -65,6 +66,7 @@ from head.rows import ADMITTED, FINISHED, PutPeer, StoredAnswer, StoredState
 from head.runs import RunPolicy, Runs
 from head.storage import Storage
 from head.texts import TextDesk
+from head.tokenizers import TokenizerDesk
 from head.uploads import NO_FILES, Uploads
 
 #: How often finished answers are looked through for ones past their retention.
@@ -93,6 +95,7 @@ class HeadCore:
         entropy: gives random bytes, for seeds and names.
         now: this moment, and `wall_s` the same as wall time.
         files: where files are kept that clients put.
+        tokenizers: where those are kept that were fetched from nodes.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class HeadCore:
         now: float,
         wall_s: float,
         files: BlobStore = NO_FILES,
+        tokenizers: TokenizerStore = NO_TOKENIZERS,
     ) -> None:
         self._policy = policy
         self._entropy = entropy
@@ -132,6 +136,14 @@ class HeadCore:
             texts=self.texts,
             files=files,
             timers=self._timers,
+        )
+        self.tokenizers = TokenizerDesk(
+            texts=self.texts,
+            fleet=self.fleet,
+            jobs=self.runs.jobs,
+            store=tokenizers,
+            timers=self._timers,
+            node_wait_s=policy.runs.waiting.node_wait_s,
         )
         self.models = ModelDesk(
             outbox=self.outbox,
@@ -212,6 +224,7 @@ class HeadCore:
         node.mark = self.marks.of(node.identity)
         self.runs.link_up(link, node, confirm, now)
         self.models.link_up(node)
+        self.tokenizers.node_changed(node, now)
 
     def link_message(self, link: LinkKey, message: object, now: float) -> None:
         match message:
@@ -223,8 +236,9 @@ class HeadCore:
                 opens = self.fleet.status(link, message, now)
                 if message.draining:
                     self.runs.drains.look(now)
-                if opens:
+                if opens and (node := self.fleet.by_link(link)) is not None:
                     self.runs.opened(now)
+                    self.tokenizers.node_changed(node, now)
             case Lost():
                 self.runs.lost(link, message, now)
             case WorkerDied():
@@ -257,6 +271,7 @@ class HeadCore:
         node = self.fleet.link_down(link, reason, now, left=left)
         if node is not None:
             self.runs.link_down(link, node, reason, now, left=left)
+            self.tokenizers.node_changed(node, now)
 
     def text_reply(self, message: object, now: float) -> None:
         """A reply of a text process, or a `TextFailed` that stands for its death."""
@@ -270,6 +285,7 @@ class HeadCore:
     ) -> None:
         """What the head's models folder holds, by name; see `TextDesk.models_found`."""
         self.texts.models_found(folders, stamps)
+        self.tokenizers.folders_changed(now)
 
     def handle_timeout(self, now: float) -> None:
         self._timers.fire(now)

@@ -48,6 +48,7 @@ class JobSpec:
         wall_ms: from now to its end; 0 is no limit.
         tokenizer_digest: of the model's tokenizer that the job needs; 0 is any.
         resume: for kinds that do not repeat: how to go on after a loss.
+        only: the nodes that are asked; None is all.
     """
 
     model: ModelName
@@ -59,6 +60,7 @@ class JobSpec:
     wall_ms: int = 0
     tokenizer_digest: int = 0
     resume: Resume | None = None
+    only: frozenset[NodeIdentity] | None = None
 
     @property
     def of_kind(self) -> JobKind:
@@ -98,6 +100,8 @@ def objection(node: Node, spec: JobSpec) -> str:
     view = node.view(spec.model)
     if not view.up:
         return f"is down ({view.why_not})" if view.why_not else "is down"
+    if spec.only is not None and view.identity not in spec.only:
+        return "is not asked for this"
     if view.draining:
         return "is draining"
     if view.serving is None:

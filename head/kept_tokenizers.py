@@ -60,8 +60,11 @@ Found = Callable[[Path | SuperfluidError | None], None]
 class TokenizerStore(Protocol):
     """Where fetched tokenizers are kept. What takes long ends later, by a call."""
 
-    def keys(self) -> tuple[TokenizerKey, ...]:
+    def kept(self) -> tuple[TokenizerKey, ...]:
         """What is kept, the last used first."""
+
+    def settle(self) -> None:
+        """Call back for all that is done."""
 
     def find(self, key: TokenizerKey, then: Found) -> None:
         """Check a kept folder, and give its path; None when it is not whole, and gone."""
@@ -85,8 +88,11 @@ class TokenizerStore(Protocol):
 class NoTokenizers:
     """Keeps nothing: for a head that has no folder for them."""
 
-    def keys(self) -> tuple[TokenizerKey, ...]:
+    def kept(self) -> tuple[TokenizerKey, ...]:
         return ()
+
+    def settle(self) -> None:
+        return
 
     def find(self, key: TokenizerKey, then: Found) -> None:
         then(None)
@@ -149,7 +155,7 @@ class KeptTokenizers(Closing):
         """Finish what was begun. May be called again."""
         self._thread.close()
 
-    def keys(self) -> tuple[TokenizerKey, ...]:
+    def kept(self) -> tuple[TokenizerKey, ...]:
         return tuple(reversed(self._keys))
 
     def find(self, key: TokenizerKey, then: Found) -> None:

@@ -144,6 +144,8 @@ def _model(
         "lanes_total": sum(status.lanes_total for _, status in serving),
         "queued": queued.get(name, 0),
         "head_folder": texts.folders.get(name),
+        "tokenizer": texts.source.state(name),
+        "tokenizer_problem": texts.source.problem(name),
         "kind": described.kind if described else None,
         "chat_template": bool(described and described.has_template),
         "tokenizer_digest": f"{described.digest:016x}" if described else None,

@@ -36,6 +36,7 @@ from head.effects import (
     TextJob,
 )
 from head.gate import OutputGate
+from head.kept_tokenizers import KeptTokenizers
 from head.links import FleetLinks
 from head.model_folders import find_folders, find_stamps
 from head.reserve import Reserve
@@ -97,6 +98,7 @@ class HeadServer:
         self._store, stored = Store.open(state.store, reserve=reserve, wall_s=time.time())
         stack.callback(self._store.close)
         files = stack.enter_context(BlobFolder(state.path / "blobs", config.blobs.budget_bytes))
+        tokenizers = stack.enter_context(KeptTokenizers(state.path / "tokenizers"))
         now = clock.now()
         self._core = HeadCore(
             config.core_policy(),
@@ -105,6 +107,7 @@ class HeadServer:
             now=now,
             wall_s=time.time(),
             files=files,
+            tokenizers=tokenizers,
         )
         self._care = StoreCare(
             self._store.file,
@@ -128,6 +131,7 @@ class HeadServer:
         self._api.attach(loop, self._read_clients)
         loop.add_reader(self._store.fileno(), self._committed)
         loop.add_reader(files.fileno(), self._core.uploads.settle)
+        loop.add_reader(tokenizers.fileno(), lambda: self._core.tokenizers.settle(clock.now()))
         loop.add_reader(self._care.fileno(), self._care.settle)
         loop.add_timer_source(self._care.next_timeout, self._care.handle_timeout)
         loop.add_timer_source(self._core.next_timeout, self._core.handle_timeout)

@@ -28,6 +28,7 @@ from bus.text.stops import AnswerText
 from head.effects import ClientKey
 from head.outbox import Outbox
 from head.pending_texts import Continue, PendingText, PendingTexts
+from head.tokenizer_source import OwnFolders, TokenizerSource
 
 #: Tokenizers that answers may still be read by after another took their model's name.
 MAX_FORMER = 4
@@ -37,9 +38,6 @@ FIRST_RETRY_S = 1.0
 MAX_RETRY_S = 60.0
 
 Reply = object
-#: Has a model's tokenizer fetched that the head has no folder of; None when it will come, by
-#: `TextDesk.adopt` or `give_up`, else why it will not.
-Fetch = Callable[[ModelName], SuperfluidError | None]
 MakeJob = Callable[[int, str], object]
 
 
@@ -90,7 +88,7 @@ class TextDesk:
         self._pending = PendingTexts()
         #: Gives the tokenizer digest of a model that the head has no copy of; 0 for unknown.
         self.other_digest: Callable[[ModelName], int] = lambda _: 0
-        self.fetch: Fetch = self.no_folder
+        self.source: TokenizerSource = OwnFolders(lambda: self.folders, self.no_folder)
 
     @property
     def folders(self) -> Mapping[ModelName, str]:
@@ -160,6 +158,12 @@ class TextDesk:
         for waiter in self._waiting.pop(model, []):
             waiter(described, now)
 
+    def disown(self, model: ModelName) -> None:
+        """What was fetched of a model is its folder no more."""
+        if model in self._fetched:
+            self._fetched.discard(model)
+            self._forget(model)
+
     def give_up(self, model: ModelName, error: SuperfluidError, now: float) -> None:
         """A model's tokenizer does not come: what waits for it fails."""
         if model in self._folders:
@@ -220,7 +224,7 @@ class TextDesk:
         Raises:
             SuperfluidError: they can not, and why.
         """
-        if model not in self._folders and (error := self.fetch(model)) is not None:
+        if model not in self._folders and (error := self.source.begin(model)) is not None:
             raise error
 
     #: As it was called before.

@@ -390,7 +390,7 @@ def test_model_folder_that_goes_while_its_text_is_encoded_ends_that_request(benc
     bench.core.models_found({}, 0.0)
     bench.core.text_reply(text_reply(job), 0.0)
     bench.settle()
-    assert bench.replies[-1]["error"]["code"] == "not_found"
+    assert bench.replies[-1]["error"]["code"] == "tokenizer_unavailable"
     assert bench.replies[-1]["id"] == b"r"
 
 

@@ -78,9 +78,9 @@ def test_what_was_kept_is_there_after_a_restart(kept: Kept) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
     assert {name: (folder / name).read_bytes() for name in FILES} == FILES
-    assert kept.store.keys() == (key(),)
+    assert kept.store.kept() == (key(),)
     after = again(kept)
-    assert after.store.keys() == (key(),)
+    assert after.store.kept() == (key(),)
     assert after.find(key()) == folder
     assert after.find(key(digest=8)) is None
     after.store.close()
@@ -100,7 +100,7 @@ def test_what_was_not_confirmed_is_gone_after_a_restart(kept: Kept) -> None:
     assert folder.is_dir()
     (folder.parent / ".new-left").mkdir()
     after = again(kept)
-    assert after.store.keys() == ()
+    assert after.store.kept() == ()
     assert list(folder.parent.iterdir()) == []
     after.store.close()
 
@@ -124,7 +124,7 @@ def test_a_damaged_one_is_removed(kept: Kept, damage: object) -> None:
     after = again(kept)
     assert after.find(key()) is None
     assert not folder.exists()
-    assert after.store.keys() == ()
+    assert after.store.kept() == ()
     # And it can be kept again.
     assert after.keep(key()) == folder
     assert after.find(key()) == folder
@@ -137,7 +137,7 @@ def test_a_record_that_says_another_model_is_none(kept: Kept) -> None:
     kept.store.close()
     folder.rename(other)
     after = Kept(kept.store.path)
-    assert after.store.keys() == ()
+    assert after.store.kept() == ()
     assert not other.exists()
     after.store.close()
 
@@ -150,13 +150,13 @@ def test_those_used_longest_ago_go_and_those_in_use_stay(tmp_path: Path) -> None
         kept.keep(other, first)
     assert kept.find(others[0]) is not None
     kept.keep(others[2], first)
-    assert kept.store.keys() == (others[2], others[0], first)
+    assert kept.store.kept() == (others[2], others[0], first)
     kept.keep(others[3])
-    assert kept.store.keys() == (others[3], others[2], others[0])
+    assert kept.store.kept() == (others[3], others[2], others[0])
     kept.store.close()
     assert not folder.exists()
     after = Kept(kept.store.path, limit=3)
-    assert set(after.store.keys()) == {others[3], others[2], others[0]}
+    assert set(after.store.kept()) == {others[3], others[2], others[0]}
     after.store.close()
 
 
@@ -165,7 +165,7 @@ def test_what_is_not_it_is_not_written(kept: Kept) -> None:
     kept.store.write(key(), intake(expected=DIGEST + 1), (), found.append)
     assert isinstance(kept.wait(found), TokenizerUnavailable)
     assert list(kept.store.path.iterdir()) == []
-    assert kept.store.keys() == ()
+    assert kept.store.kept() == ()
 
 
 def test_what_was_wrong_after_all_is_removed(kept: Kept) -> None:

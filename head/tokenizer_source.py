@@ -1,0 +1,48 @@
+"""Where tokenizers come from of models that the head has no folder of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from bus.errors import SuperfluidError
+from bus.ids import ModelName
+
+
+class TokenizerSource(Protocol):
+    """Gets tokenizers for the text desk."""
+
+    def begin(self, model: ModelName) -> SuperfluidError | None:
+        """None when it will come, by `TextDesk.adopt` or `give_up`; else why it will not."""
+
+    def state(self, model: ModelName) -> str:
+        """Where a model's tokenizer is: `own`, `fetched`, `fetching`, or empty for nowhere."""
+
+    def problem(self, model: ModelName) -> str:
+        """Why there is none; empty when there is, or will be in a moment."""
+
+
+class OwnFolders:
+    """The source of a head that has its models folder alone.
+
+    Args:
+        have: gives the models that have a folder.
+        none: gives the error for one that has none.
+    """
+
+    def __init__(
+        self,
+        have: Callable[[], Collection[ModelName]],
+        none: Callable[[ModelName], SuperfluidError],
+    ) -> None:
+        self._have = have
+        self._none = none
+
+    def begin(self, model: ModelName) -> SuperfluidError | None:
+        return self._none(model)
+
+    def state(self, model: ModelName) -> str:
+        return "own" if model in self._have() else ""
+
+    def problem(self, model: ModelName) -> str:
+        return "" if self.state(model) else self._none(model).message

@@ -1,0 +1,426 @@
+"""Tokenizers of models that the head has no folder of: fetched from a node, once for each digest.
+
+    offered by a node ──kept──▶ checked ────────────────▶ described ──▶ adopted by the text desk
+                       └─not──▶ job ──parts──▶ written ──┘
+
+A model's files stay what they are while any node that is up offers the same. A node whose files
+were refused, or did not come, is asked again later, and others at once. After a restart a model
+that no node serves has what was fetched of it last. What waits while no node has the model waits as
+long as a request does for a node (head/waiting.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from bus.capabilities import JOBS
+from bus.errors import Internal, NoNode, SuperfluidError, TokenizerUnavailable
+from bus.ids import ModelName, NodeIdentity
+from bus.messages.job_bodies import pack_body
+from bus.messages.parts import ModelStatus
+from bus.messages.text import Described
+from bus.text.tokenizer_export import TOKENIZER_JOB, TokenizerBody, TokenizerIntake
+from bus.timers import Timers
+from head.fleet import Fleet
+from head.fleet_node import Node
+from head.job_kinds import JobDone, JobSpec
+from head.jobs import JobDesk
+from head.kept_tokenizers import LIMIT, TokenizerKey, TokenizerStore
+from head.texts import TextDesk
+
+#: How long one fetch may take; what waits for it waits no longer.
+FETCH_WALL_MS = 120_000
+#: Fetches at once: each has its bytes in memory.
+MAX_AT_ONCE = 2
+#: A node whose tokenizer could not be fetched is asked again after this long, twice as long after
+#: each further failure.
+FIRST_RETRY_S = 1.0
+MAX_RETRY_S = 60.0
+
+
+@dataclass(slots=True, eq=False)
+class _Fetch:
+    """One model's tokenizer on its way. `node` is who is asked; None for what is kept here."""
+
+    key: TokenizerKey
+    intake: TokenizerIntake
+    node: Node | None = None
+    incarnation: int = 0
+    #: Of the job at the node, once and while there is one.
+    job: int | None = None
+
+
+@dataclass(slots=True)
+class _Failure:
+    """Why a node gave nothing of a model, and when it is asked for the same again."""
+
+    key: TokenizerKey
+    incarnation: int
+    error: SuperfluidError
+    again_s: float
+    times: int
+
+
+class TokenizerDesk:
+    """Owned by the core.
+
+    Invariant: a model of `_fetches` is on its way and ends by `adopt`, `give_up`, or another fetch.
+
+    Args:
+        node_wait_s: how long what needs a tokenizer waits for a node that may come.
+    """
+
+    def __init__(
+        self,
+        *,
+        texts: TextDesk,
+        fleet: Fleet,
+        jobs: JobDesk,
+        store: TokenizerStore,
+        timers: Timers,
+        node_wait_s: float,
+    ) -> None:
+        self._texts = texts
+        self._fleet = fleet
+        self._jobs = jobs
+        self._store = store
+        self._timers = timers
+        self._node_wait_s = node_wait_s
+        self._fetches: dict[ModelName, _Fetch] = {}
+        #: What the text desk has of each model.
+        self._adopted: dict[ModelName, TokenizerKey] = {}
+        self._failures: dict[tuple[ModelName, NodeIdentity], _Failure] = {}
+        #: Models that are waited for while no node has them, and until when.
+        self._patience: dict[ModelName, float] = {}
+        #: Fetches that wait for their turn, and those that have it.
+        self._line: deque[_Fetch] = deque()
+        self._asking: set[_Fetch] = set()
+        self._settled: list[Callable[[float], None]] = []
+        self._own: frozenset[ModelName] = frozenset()
+        texts.source = self
+
+    # --- inputs -------------------------------------------------------------------------------
+
+    def node_changed(self, node: Node, now: float) -> None:
+        """A node's link or the models on it have changed."""
+        for model in list(node.models):
+            self._look(model, now)
+
+    def folders_changed(self, now: float) -> None:
+        """The head's models folder was read; nothing is done where it has the same models."""
+        own = frozenset(self._texts.folders)
+        if own != self._own:
+            changed, self._own = own ^ self._own, own
+            for model in changed:
+                self._look(model, now)
+
+    def settle(self, now: float) -> None:
+        """The store has done something."""
+        self._store.settle()
+        settled, self._settled = self._settled, []
+        for each in settled:
+            each(now)
+
+    def begin(self, model: ModelName) -> SuperfluidError | None:
+        """Have a model's tokenizer, if it can be had: None, else why not.
+
+        What nodes offer is fetched by itself; what is kept, when it is first asked for.
+        """
+        if model in self._fetches:
+            return None
+        offers = self._offers(model)
+        kept = next((key for key in self._store.kept() if key.model == model), None)
+        if kept is not None and not offers:
+            self._start(_Fetch(kept, TokenizerIntake(kept.text_digest)))
+            return None
+        if not offers and self._may_come(model):
+            # As soon as the time is known.
+            self._timers.at(0.0, partial(self._look, model))
+            return None
+        return self._why_not(model)
+
+    # --- for reports --------------------------------------------------------------------------
+
+    def state(self, model: ModelName) -> str:
+        """Where a model's tokenizer is: `own`, `fetched`, `fetching`, or empty for nowhere."""
+        if model in self._texts.folders:
+            return "own"
+        if model in self._fetches:
+            return "fetching"
+        return "fetched" if model in self._adopted else ""
+
+    def problem(self, model: ModelName) -> str:
+        """Why the head has no tokenizer of a model; empty when it has one, or will in a moment."""
+        return "" if self.state(model) else self._why_not(model).message
+
+    # --- choosing -----------------------------------------------------------------------------
+
+    def _look(self, model: ModelName, now: float) -> None:
+        """Fetch what nodes offer of a model, if that is not what the head has."""
+        if model in self._texts.folders:
+            self._adopted.pop(model, None)
+            self._cancel(model, now)
+            return
+        offers = self._offers(model)
+        if self._adopted.get(model) in offers:
+            self._cancel(model, now)
+            return
+        fetch = self._fetches.get(model)
+        if fetch is not None and _goes_on(fetch, offers):
+            return
+        self._cancel(model, now)
+        if self._has_room(model):
+            for key, nodes in offers.items():
+                for node in nodes:
+                    if not node.draining and self._may_ask(key, node, now):
+                        made = _Fetch(key, TokenizerIntake(key.text_digest), node, node.incarnation)
+                        self._patience.pop(model, None)
+                        self._start(made, now)
+                        return
+        self._wait(model, now)
+
+    def _wait(self, model: ModelName, now: float) -> None:
+        """Nothing is fetched of a model: what waits for it does so for a bounded time."""
+        if not self._texts.is_awaited(model):
+            self._patience.pop(model, None)
+            return
+        if self._may_come(model):
+            if model not in self._patience:
+                self._patience[model] = now + self._node_wait_s
+                self._timers.at(self._patience[model], partial(self._look, model))
+            if now < self._patience[model]:
+                return
+        self._patience.pop(model, None)
+        self._texts.give_up(model, self._why_not(model), now)
+
+    def _may_come(self, model: ModelName) -> bool:
+        """Whether a node may have the model in a moment: it loads it, or was there with it."""
+        return self._fleet.loading(model) or any(
+            not node.up and not node.left and model in node.models for node in self._fleet.nodes
+        )
+
+    def _has_room(self, model: ModelName) -> bool:
+        """Whether one more may be fetched; those that no node serves make room."""
+        if len({*self._adopted, *self._fetches} - {model}) < LIMIT:
+            return True
+        unused = next((other for other in self._adopted if not self._offers(other)), None)
+        if unused is None:
+            return False
+        del self._adopted[unused]
+        self._texts.disown(unused)
+        return True
+
+    def _offers(self, model: ModelName) -> dict[TokenizerKey, list[Node]]:
+        """What nodes that are up have of a model, and which; who came first is first."""
+        found: dict[TokenizerKey, list[Node]] = {}
+        for node in self._fleet.nodes:
+            status = node.models.get(model) if node.up else None
+            if status is not None and _can_give(node, status):
+                key = TokenizerKey(model, status.tokenizer_digest, status.text_digest)
+                found.setdefault(key, []).append(node)
+        return found
+
+    def _may_ask(self, key: TokenizerKey, node: Node, now: float) -> bool:
+        failure = self._failures.get((key.model, node.identity))
+        if failure is None or (failure.key, failure.incarnation) != (key, node.incarnation):
+            return True
+        return now >= failure.again_s
+
+    # --- one fetch ----------------------------------------------------------------------------
+
+    def _start(self, fetch: _Fetch, now: float | None = None) -> None:
+        self._fetches[fetch.key.model] = fetch
+        if fetch.key in self._store.kept():
+            self._store.find(fetch.key, self._later(self._found, fetch))
+        elif now is not None:
+            self._ask_later(fetch, now)
+
+    def _later(
+        self, then: Callable[[_Fetch, Path | SuperfluidError | None, float], None], fetch: _Fetch
+    ) -> Callable[[Path | SuperfluidError | None], None]:
+        """What the store calls; the desk goes on at `settle`, while the fetch still counts."""
+
+        def settle(found: Path | SuperfluidError | None, now: float) -> None:
+            if self._fetches.get(fetch.key.model) is fetch:
+                then(fetch, found, now)
+
+        return lambda found: self._settled.append(partial(settle, found))
+
+    def _found(self, fetch: _Fetch, found: Path | SuperfluidError | None, now: float) -> None:
+        if isinstance(found, Path):
+            self._describe(fetch, found, is_new=False)
+        elif fetch.node is not None:
+            self._ask_later(fetch, now)
+        else:
+            self._over(fetch, now)
+
+    def _ask_later(self, fetch: _Fetch, now: float) -> None:
+        self._line.append(fetch)
+        self._ask_next(now)
+
+    def _ask_next(self, now: float) -> None:
+        while self._line and len(self._asking) < MAX_AT_ONCE:
+            fetch = self._line.popleft()
+            self._asking.add(fetch)
+            self._ask(fetch, now)
+
+    def _ask(self, fetch: _Fetch, now: float) -> None:
+        key, node = fetch.key, fetch.node
+        spec = JobSpec(
+            model=key.model,
+            kind=TOKENIZER_JOB,
+            body=pack_body(TokenizerBody(digest=key.digest, text_digest=key.text_digest)),
+            wall_ms=FETCH_WALL_MS,
+            tokenizer_digest=key.digest,
+            only=frozenset({node.identity} if node is not None else ()),
+        )
+        try:
+            number = self._jobs.submit(
+                spec, partial(self._part, fetch), partial(self._end, fetch), now
+            )
+        except SuperfluidError as error:
+            self._end(fetch, error, now)
+            return
+        if fetch in self._asking:
+            fetch.job = number
+
+    def _part(self, fetch: _Fetch, part: bytes, now: float) -> None:
+        try:
+            fetch.intake.take(part)
+        except SuperfluidError as error:
+            self._leave(fetch, now)
+            self._failed(fetch, error, now)
+
+    def _end(self, fetch: _Fetch, result: JobDone | SuperfluidError, now: float) -> None:
+        fetch.job = None
+        self._leave(fetch, now)
+        if self._fetches.get(fetch.key.model) is not fetch:
+            return
+        if isinstance(result, SuperfluidError):
+            self._failed(fetch, result, now)
+            return
+        in_use = (*self._adopted.values(), *(each.key for each in self._fetches.values()))
+        self._store.write(fetch.key, fetch.intake, in_use, self._later(self._written, fetch))
+
+    def _written(self, fetch: _Fetch, found: Path | SuperfluidError | None, now: float) -> None:
+        if isinstance(found, Path):
+            self._describe(fetch, found, is_new=True)
+        else:
+            self._failed(fetch, found or Internal("nothing was written"), now)
+
+    def _describe(self, fetch: _Fetch, folder: Path, *, is_new: bool) -> None:
+        key = fetch.key
+
+        def then(reply: object, now: float) -> None:
+            if self._fetches.get(key.model) is not fetch:
+                return
+            if isinstance(reply, Described) and reply.digest == key.digest:
+                if is_new:
+                    self._store.confirm(key)
+                del self._fetches[key.model]
+                self._patience.pop(key.model, None)
+                if fetch.node is not None:
+                    self._failures.pop((key.model, fetch.node.identity), None)
+                self._adopted[key.model] = key
+                self._texts.adopt(key.model, str(folder), reply, now)
+                return
+            error = reply if isinstance(reply, SuperfluidError) else _other_digest(key)
+            if is_new or error.retry_after_ms is None:
+                self._store.remove(key)
+            self._failed(fetch, error, now)
+
+        self._texts.describe(str(folder), then)
+
+    # --- ends ---------------------------------------------------------------------------------
+
+    def _failed(self, fetch: _Fetch, error: SuperfluidError, now: float) -> None:
+        if fetch.node is not None:
+            which = (fetch.key.model, fetch.node.identity)
+            before = self._failures.get(which)
+            times = before.times + 1 if before is not None else 1
+            again_s = now + min(FIRST_RETRY_S * 2 ** min(times - 1, 10), MAX_RETRY_S)
+            self._failures[which] = _Failure(fetch.key, fetch.incarnation, error, again_s, times)
+            self._timers.at(again_s, partial(self._look, fetch.key.model))
+        self._over(fetch, now)
+
+    def _over(self, fetch: _Fetch, now: float) -> None:
+        """A fetch gave nothing: others are tried, or what waits fails."""
+        del self._fetches[fetch.key.model]
+        self._look(fetch.key.model, now)
+
+    def _cancel(self, model: ModelName, now: float) -> None:
+        fetch = self._fetches.pop(model, None)
+        if fetch is not None:
+            self._leave(fetch, now)
+
+    def _leave(self, fetch: _Fetch, now: float) -> None:
+        """A fetch needs its node no more; the next one has its turn."""
+        if fetch.job is not None:
+            self._jobs.cancel(fetch.job, now)
+            fetch.job = None
+        if fetch in self._line:
+            self._line.remove(fetch)
+        if fetch in self._asking:
+            self._asking.discard(fetch)
+            self._ask_next(now)
+
+    def _why_not(self, model: ModelName) -> SuperfluidError:
+        failures = {
+            name: failure.error.message
+            for (failed, name), failure in self._failures.items()
+            if failed == model and (node := self._fleet.get(name)) is not None and node.up
+        }
+        serving = [node for node in self._fleet.nodes if model in node.models]
+        ready = [node.identity for node in serving if node.view(model).serving is not None]
+        if failures:
+            said = "; ".join(f"{name}: {why}" for name, why in sorted(failures.items()))
+            return TokenizerUnavailable(
+                f"the tokenizer of {model} could not be fetched ({said}); it is tried again, or "
+                f"import the model on the head's machine: sfctl model import FILE --name {model}",
+                retry_after_ms=round(FIRST_RETRY_S * 1000),
+            )
+        if ready:
+            full = f" (it keeps {LIMIT} already)" if len(self._adopted) >= LIMIT else ""
+            return TokenizerUnavailable(
+                f"the head can not get the tokenizer of {model} from {', '.join(sorted(ready))}"
+                f"{full}: update nodes that are older than the head, undrain those that are "
+                "drained, or import the model on the head's machine: sfctl model import FILE "
+                f"--name {model}"
+            )
+        if serving:
+            reasons = {node.identity: node.view(model).why_not for node in serving}
+            said = "; ".join(f"{name}: {why}" for name, why in sorted(reasons.items()))
+            return NoNode(
+                f"no node can serve {model} now ({said}); ask again when one has loaded it",
+                details={"nodes": reasons},
+                retry_after_ms=round(FIRST_RETRY_S * 1000),
+            )
+        return self._texts.no_folder(model)
+
+
+def _can_give(node: Node, status: ModelStatus) -> bool:
+    return (
+        status.phase == "ready"
+        and status.tokenizer_digest != 0
+        and status.text_digest != 0
+        and JOBS in node.capabilities
+    )
+
+
+def _goes_on(fetch: _Fetch, offers: dict[TokenizerKey, list[Node]]) -> bool:
+    """Whether a fetch still brings what is wanted."""
+    if fetch.node is None:
+        # Of what is kept: unless nodes have something else by now.
+        return not offers or fetch.key in offers
+    return fetch.node in offers.get(fetch.key, ()) and fetch.node.incarnation == fetch.incarnation
+
+
+def _other_digest(key: TokenizerKey) -> TokenizerUnavailable:
+    return TokenizerUnavailable(
+        f"the tokenizer of {key.model} that a node gave is not the one that its status names; load "
+        "the model on that node again"
+    )
