@@ -82,6 +82,7 @@ class AnswerPieces:
         "_detokenizer",
         "_matcher",
         "_min_tokens",
+        "_one_call",
         "_shown",
         "_splitter",
         "calls",
@@ -108,6 +109,7 @@ class AnswerPieces:
             parallel=channels.parallel,
         )
         self._matcher = StopMatcher(channels.stops) if channels.stops else None
+        self._one_call = not channels.parallel and bool(channels.tools)
         self._min_tokens = min_tokens
         #: How many tokens of the answer it took, and calls it gave.
         self.tokens = 0
@@ -134,14 +136,19 @@ class AnswerPieces:
             )
         )
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing more belongs to the answer: a stop, or the only call that it may have."""
+        return bool(self.stop) or (self._one_call and self.calls > 0)
+
     def until_stop(self, ids: Sequence[int]) -> int:
-        """Take the next tokens up to the one that completes a stop; gives how many those are."""
-        if self._matcher is None:
+        """Take the next tokens up to the one after which it is over; gives how many those are."""
+        if self._matcher is None and not self._one_call:
             self.push(ids)
             return len(ids)
         for place, token in enumerate(ids):
             self.push((token,))
-            if self.stop:
+            if self.over:
                 return place + 1
         return len(ids)
 

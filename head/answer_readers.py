@@ -27,17 +27,20 @@ def answer_reader(answer: Answer, texts: TextDesk) -> AnswerText | AnswerPieces:
     return AnswerPieces(known, answer.channels, name, answer.sampling.min_tokens)
 
 
-def until_stop(answer: Answer, ids: PackedIds, texts: TextDesk) -> tuple[int, str]:
-    """How many of an answer's next tokens belong to it, and the stop string that they complete.
+def until_stop(answer: Answer, ids: PackedIds, texts: TextDesk) -> tuple[int, bool]:
+    """How many of an answer's next tokens belong to it, and whether they are its last.
+
+    They are when they complete a stop string, or the only call that the answer may have.
 
     The node looks for stops too, to end in time; what the caller sees is what is found here. While
     the head does not know the model's tokenizer, all tokens belong to the answer.
     """
     if not answer.is_read or not texts.vocabulary_size(answer.model, answer.tokenizer_digest):
-        return count_ids(ids), ""
+        return count_ids(ids), False
     reader = _caught_up(answer, texts)
-    kept = 0 if reader.stop else reader.until_stop(unpack_ids(ids))
-    return kept, reader.stop
+    kept = 0 if reader.over else reader.until_stop(unpack_ids(ids))
+    answer.stop = reader.stop
+    return kept, reader.over
 
 
 def model_ended(answer: Answer, texts: TextDesk) -> str:

@@ -128,8 +128,8 @@ class TokenIntake:
     def _take(
         self, session: Session, answer: Answer, placed: Placed, receipt: Receipt, now: float
     ) -> None:
-        """Keep what a run brought, up to the first stop string, and end the answer at its end."""
-        kept, stop = until_stop(answer, receipt.ids, self._texts)
+        """Keep what a run brought, as far as it belongs to the answer, and end that at its end."""
+        kept, is_over = until_stop(answer, receipt.ids, self._texts)
         self._count(answer, placed, receipt)
         self._take_tokens(session, answer, placed, receipt.first(kept), now)
         if receipt.finish is not None:
@@ -137,10 +137,10 @@ class TokenIntake:
         finish = receipt.finish
         # What ran out of time with the very token that ends it has run out of time first.
         expired = finish is not None and finish.reason == "expired"
-        if stop and not (expired and kept == count_ids(receipt.ids)):
-            answer.stop = stop
-            self._failover.end(session, "stop", now)
+        if is_over and not (expired and kept == count_ids(receipt.ids)):
+            self._failover.end(session, "stop" if answer.stop else "tool_calls", now)
         elif finish is not None:
+            answer.stop = ""
             self._finished(session, answer, placed, finish, now)
         else:
             self._book.pump(answer)

@@ -103,6 +103,11 @@ class AnswerText:
         """The stop that the text was cut at; empty while there is none."""
         return self._matcher.stop if self._matcher is not None else ""
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing more belongs to the answer."""
+        return bool(self.stop)
+
     def push(self, ids: Sequence[int]) -> str:
         """Take the next tokens; gives the text that they complete and that may be shown."""
         free = max(self._min_tokens - self.tokens, 0)

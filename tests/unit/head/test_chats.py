@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from bus.messages.link import GenerateReq
+from bus.messages.link import GenerateCancel, GenerateReq, SessionRevoke
 from bus.messages.text import CheckConstraint
 from head.answer_pieces import Channels, call_id
 from head.rows import PutAnswer, PutFinish
@@ -150,6 +150,10 @@ def test_without_parallel_calls_there_is_one(bench: ChatBench) -> None:
     told = bench.pieces()
     assert [call["name"] for call in told["calls"]] == ["weather"]
     assert told["finish"] == "tool_calls"
+    # It ends with the call, and the node is told so.
+    end = next(r for r in bench.replies if r["kind"] == "end")
+    assert end["offset"] == len(OSLO)
+    assert bench.on(1, GenerateCancel, SessionRevoke)
 
 
 def test_plain_channels_leave_all_in_the_text(bench: ChatBench) -> None:

@@ -64,6 +64,7 @@ def test_expired_goes_before_a_stop_of_the_same_token_and_not_before_an_earlier_
     request = bench.ask(stop="BC", max_new=40, max_wall_ms=1000)
     say(bench, request, 0, text, "expired")
     assert (ended(bench)["finish"], ended(bench)["offset"]) == (finish, 3)
+    assert ended(bench).get("stop") == ("BC" if finish == "stop" else None)
     assert shown(bench) == "A"
 
 
