@@ -35,7 +35,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_FLAGS)
 
 .PHONY: help venv venv-dev demo stop test lint unit sim mutants wheel-check bench-engine bench-fleet \
   bench-peers bench-gpu bench-strangers bench-bus bench-uploads chaos faults-long fuzz odd-requests \
-  constraints report-toolcalls clean
+  constraints report-toolcalls report-wer clean
 
 help:
 	@echo "make demo          install, get a model, start one head and two nodes, ask it something"
@@ -47,6 +47,7 @@ help:
 	@echo "make fuzz          wrong input of all kinds for SECONDS=60, drawn from SEED="
 	@echo "make odd-requests  10,000 odd requests, drawn from SEED=, against a live worker and a head"
 	@echo "make constraints   JSON Schemas of the public test suite against constrained output"
+	@echo "make report-wer    word error rates of Whisper here and of an independent float32 reference"
 	@echo "make report-toolcalls  recorded tool calls of nine model families, whole and in pieces"
 	@echo "make bench-engine  tokens/s of the engine    make bench-fleet  the fleet against the engine"
 	@echo "make bench-fleet HEAD=1  the head alone, against nodes without models; QUICK=1: a tenth of it"
@@ -121,6 +122,9 @@ odd-requests: $(STAMP_DEV)
 
 constraints: $(STAMP_DEV)
 	@$(BIN)/python -m tests.constraints
+
+report-wer: $(STAMP_DEV)
+	@$(BIN)/python -m bench.word_errors
 
 report-toolcalls: $(STAMP_DEV)
 	@$(BIN)/python -m tests.toolcalls

@@ -1,4 +1,5 @@
-"""Makes the environments of the runtimes that bench/engine.py compares the engine with.
+"""Makes the environments of the runtimes that bench/engine.py compares the engine with, and of
+the one that bench/word_errors.py compares transcripts with (`whisper`, made when it is asked for).
 
 Each has a virtual environment of its own under build/peers: onnxruntime-genai brings an onnxruntime
 that would overwrite ours, and llama.cpp is compiled from llama-cpp-python's source for the
@@ -21,9 +22,11 @@ from typing import Any
 PEERS = Path("build/peers")
 GENAI = "genai"
 LLAMACPP = "llamacpp"
+WHISPER = "whisper"
 PACKAGES = {
     GENAI: ("onnxruntime-genai==0.18.0", "onnxruntime==1.32.0", "numpy"),
     LLAMACPP: ("llama-cpp-python==0.3.36", "numpy"),
+    WHISPER: ("faster-whisper==1.2.1", "ctranslate2==4.8.5"),
 }
 #: ggml's options, and the processor flags (of /proc/cpuinfo) that each needs.
 INSTRUCTIONS = {
@@ -123,7 +126,9 @@ def main() -> int:
     """Build what was named."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="of the compiler")
-    parser.add_argument("peers", nargs="*", default=[GENAI, LLAMACPP], metavar="genai|llamacpp")
+    parser.add_argument(
+        "peers", nargs="*", default=[GENAI, LLAMACPP], metavar="genai|llamacpp|whisper"
+    )
     options = parser.parse_args()
     PEERS.mkdir(parents=True, exist_ok=True)
     for name in options.peers:

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -68,15 +70,28 @@ def _unpack(wheel: Path, folder: Path) -> None:
 
 
 def joined(clips: list[Clip], pause_s: float, seconds: float) -> FloatArray:
-    """Clips one after the other, again and again, with silence behind each, at 16 kHz."""
-    parts: list[FloatArray] = []
-    while sum(map(len, parts)) < seconds * RATE:
-        for clip in clips:
-            samples, rate = soundfile.read(clip.path, dtype="float32")
-            resampler = Resampler(rate, RATE)
-            parts += [resampler.push(samples), resampler.finish()]
-            parts.append(np.zeros(round(pause_s * RATE), np.float32))
-    return np.concatenate(parts)[: round(seconds * RATE)]
+    """Whole clips one after the other, again and again, with silence behind each, at 16 kHz."""
+    parts = [samples for _, samples in _talk(clips, pause_s, seconds)]
+    made = np.concatenate(parts)
+    return np.pad(made, (0, round(seconds * RATE) - len(made)))
+
+
+def spoken(clips: list[Clip], pause_s: float, seconds: float) -> str:
+    """What is said in `joined`."""
+    return " ".join(clip.text for clip, _ in _talk(clips, pause_s, seconds))
+
+
+def _talk(clips: list[Clip], pause_s: float, seconds: float) -> Iterator[tuple[Clip, FloatArray]]:
+    left = round(seconds * RATE)
+    for clip in cycle(clips):
+        samples, rate = soundfile.read(clip.path, dtype="float32")
+        resampler = Resampler(rate, RATE)
+        pause = np.zeros(round(pause_s * RATE), np.float32)
+        part = np.concatenate([resampler.push(samples), resampler.finish(), pause])
+        left -= len(part)
+        if left < 0:
+            return
+        yield clip, part
 
 
 def words(text: str) -> list[str]:
