@@ -20,7 +20,7 @@ CHAT_TEMPLATE = "chat_template.jinja"
 #: Folders that may hold further templates, each as NAME.jinja.
 TEMPLATE_FOLDERS = ("additional_chat_templates", "chat_templates")
 MAX_NAMED_TEMPLATES = 32
-_DEFAULT = "default"
+DEFAULT_TEMPLATE = "default"
 #: Ours first: where it says something of BOS, the others do not count.
 RECORD = "superfluid.json"
 #: Files that may name end-of-sequence ids, and under which key they hold them.
@@ -95,7 +95,7 @@ def read_model_files(folder: Path) -> ModelFiles:
         bos_id=record.get("bos_id"),
         add_bos=add_bos if isinstance(add_bos, bool) else None,
         template=_template(folder / CHAT_TEMPLATE, config),
-        named_templates=_named_templates(folder, config),
+        named_templates=named_templates(folder, config),
     )
 
 
@@ -143,7 +143,7 @@ def template_file(folder: Path) -> str | None:
     if (folder / CHAT_TEMPLATE).is_file():
         return CHAT_TEMPLATE
     config = _object(folder / TOKENIZER_CONFIG)
-    if _template(folder / CHAT_TEMPLATE, config) or _named_templates(folder, config):
+    if _template(folder / CHAT_TEMPLATE, config) or named_templates(folder, config):
         return TOKENIZER_CONFIG
     return None
 
@@ -171,12 +171,16 @@ def _template(file: Path, config: Mapping[str, Any]) -> str | None:
         ) from error
     found = config.get("chat_template")
     if isinstance(found, list):
-        found = _listed(found).get(_DEFAULT)
+        found = _listed(found).get(DEFAULT_TEMPLATE)
     return found if isinstance(found, str) else None
 
 
-def _named_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Templates beside the default one: listed in the configuration, or files of their own."""
+def named_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Templates beside the default one: listed in the configuration, or files of their own.
+
+    Raises:
+        ModelIncomplete: one can not be read.
+    """
     listed = config.get("chat_template")
     found = _listed(listed) if isinstance(listed, list) else {}
     for name in TEMPLATE_FOLDERS:
@@ -184,7 +188,7 @@ def _named_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
             text = _template(file, {})
             if text is not None:
                 found[file.stem] = text
-    found.pop(_DEFAULT, None)
+    found.pop(DEFAULT_TEMPLATE, None)
     return dict(list(found.items())[:MAX_NAMED_TEMPLATES])
 
 

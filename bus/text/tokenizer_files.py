@@ -1,8 +1,9 @@
 """The files that a model's texts go by, as a head fetches them from a node; never weights.
 
-tokenizer.json, tokenizer_config.json and the chat template go as they are. Of the other files only
-those facts go that bus/text/model_files.py reads: which ids begin and end a text, and the kind of
-model. A folder with these files reads as the model's own does.
+tokenizer.json, tokenizer_config.json and the chat template go as they are; templates that are files
+of their own go inside the configuration, so that no name of a file comes from elsewhere. Of the
+other files only those facts go that bus/text/model_files.py reads: which ids begin and end a text,
+and the kind of model. A folder with these files reads as the model's own does.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from bus.errors import ModelIncomplete, TokenizerUnavailable
-from bus.text.model_files import CHAT_TEMPLATE, RECORD, TOKENIZER, TOKENIZER_CONFIG
+from bus.text.model_files import (
+    CHAT_TEMPLATE,
+    DEFAULT_TEMPLATE,
+    RECORD,
+    TEMPLATE_FOLDERS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    named_templates,
+)
 
 MIB = 1024 * 1024
 #: Most bytes of a file whose facts are read.
@@ -53,6 +62,8 @@ def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
         raise ModelIncomplete(
             f"model folder {folder} has no {TOKENIZER}; import the model again", param="model"
         )
+    if any((folder / name).is_dir() for name in TEMPLATE_FOLDERS):
+        found[TOKENIZER_CONFIG] = _with_templates(folder, found.get(TOKENIZER_CONFIG, b"{}"))
     return found
 
 
@@ -65,13 +76,7 @@ def facts_of(name: str, data: bytes) -> bytes:
     choose = _FACTS.get(name)
     if choose is None:
         return data
-    try:
-        found = json.loads(data.decode())
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise ModelIncomplete(f"model file {name} is no JSON object; import the model again")
-    return json.dumps(choose(found), sort_keys=True, separators=(",", ":")).encode()
+    return json.dumps(choose(_object(name, data)), sort_keys=True, separators=(",", ":")).encode()
 
 
 def text_digest(files: Mapping[str, bytes]) -> int:
@@ -94,6 +99,35 @@ def folder_text_digest(folder: Path) -> int:
         return 0
 
 
+def _with_templates(folder: Path, data: bytes) -> bytes:
+    """A configuration with all templates of its folder."""
+    config = _object(TOKENIZER_CONFIG, data)
+    listed = config.get("chat_template")
+    if isinstance(listed, str):
+        listed = [{"name": DEFAULT_TEMPLATE, "template": listed}]
+    first = [
+        each
+        for each in (listed if isinstance(listed, list) else [])
+        if isinstance(each, dict) and each.get("name") == DEFAULT_TEMPLATE
+    ]
+    named = named_templates(folder, config)
+    config["chat_template"] = first + [
+        {"name": name, "template": text} for name, text in named.items()
+    ]
+    made = json.dumps(config, sort_keys=True).encode()
+    return _within(folder / TOKENIZER_CONFIG, made, LIMITS[TOKENIZER_CONFIG])
+
+
+def _object(name: str, data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data.decode())
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ModelIncomplete(f"model file {name} is no JSON object; import the model again")
+    return found
+
+
 def _read(file: Path, limit: int) -> bytes | None:
     try:
         with file.open("rb") as stream:
@@ -104,6 +138,10 @@ def _read(file: Path, limit: int) -> bytes | None:
         raise ModelIncomplete(
             f"model file {file} can not be read ({error}); import the model again"
         ) from error
+    return _within(file, data, limit)
+
+
+def _within(file: Path, data: bytes, limit: int) -> bytes:
     if len(data) > limit:
         raise TokenizerUnavailable(
             f"{file.name} of model {file.parent.name} has more than {limit} bytes, which no head "

@@ -73,6 +73,23 @@ def test_of_a_record_go_the_facts_of_texts_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "listed",
+    [None, "default one", [{"name": "default", "template": "d"}, {"name": "rag", "template": "r"}]],
+)
+def test_templates_of_a_folder_of_their_own_come_too(tmp_path: Path, listed: object) -> None:
+    config = {"eos_token": "</s>"} | ({} if listed is None else {"chat_template": listed})
+    folder = text_folder(tmp_path / "m", sentence_piece(), config=config)
+    for place, name in (("chat_templates", "tool_use"), ("additional_chat_templates", "odd name")):
+        (folder / place).mkdir()
+        (folder / place / f"{name}.jinja").write_text(f"template {name}")
+    (tmp_path / "came").mkdir()
+    came = read_model_files(_through(read_tokenizer_files(folder), tmp_path / "came" / "m"))
+    own = read_model_files(folder)
+    assert replace(came, folder=folder) == own
+    assert {"tool_use", "odd name"} <= came.named_templates.keys()
+
+
+@pytest.mark.parametrize(
     ("data", "facts"),
     [
         (b'{"eos_ids": [1, -1, "x", true, 4294967296]}', {"eos_ids": [1]}),
