@@ -20,12 +20,14 @@ from bus.client_address import check_api_address
 from bus.client_chat import Conversations
 from bus.client_events import Ended, Failed
 from bus.client_jobs import Jobs
-from bus.client_request import checked_options, prompt_keys
+from bus.client_request import checked_messages, checked_options, prompt_keys
 from bus.client_session import ClientSession
 from bus.closing import Closing
 from bus.errors import Invalid, NoHead, NotFound, SuperfluidError, WireError
 from bus.ids import RequestId
 from bus.messages.api import DEFAULT_CREDIT
+from bus.rendered_prompt import RenderedPrompt, rendered_prompt
+from bus.tool_functions import checked_tools
 from bus.transport.api_client import ApiSocket
 
 #: How long an answer may take, and an operation that the head answers from memory.
@@ -196,6 +198,35 @@ class Client(Closing, Conversations, Jobs):
         if not isinstance(text, str):
             raise WireError("the head answered detokenize without text; are versions equal?")
         return text
+
+    def render(
+        self,
+        model: str,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None = None,
+        template: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final: bool = False,
+    ) -> RenderedPrompt:
+        """The prompt that a chat would have; nothing runs.
+
+        Args:
+            model: its name in the fleet.
+            messages: maps with `role` and `content`.
+            tools: as for `chat`.
+            template: further variables for the model's chat template.
+            add_generation_prompt: whether it ends with what begins an answer.
+            continue_final: whether it ends where the last message does, which is the assistant's.
+        """
+        body: dict[str, Any] = {
+            "messages": checked_messages(messages),
+            "tools": checked_tools(tools)[0] if tools else None,
+            "template": dict(template) if template else None,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final": continue_final,
+        }
+        return rendered_prompt(self.operation("render", model=model, **body))
 
     def operation(self, op: str, /, timeout_s: float | None = None, **body: Any) -> dict[str, Any]:
         """Any operation of docs/api.md that is answered by one reply; gives its keys.

@@ -37,6 +37,7 @@ REPEATABLE = frozenset(
     {
         *("hello", "ping", "status", "nodes", "models", "tokenize", "detokenize", "attach"),
         *("session.get", "session.ls", "session.park", "session.finish", "embed"),
+        "render",
     }
 )
 #: Operations that an idempotency key is for.

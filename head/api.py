@@ -25,6 +25,7 @@ from head.job_requests import JobRequests
 from head.model_operations import ModelOperations
 from head.node_operations import NodeOperations
 from head.operation import ApiRequest, Core
+from head.render_operation import RenderOperation
 from head.sampling_request import check_below
 from head.session_lines import SessionLines
 from head.session_operations import SessionOperations
@@ -43,6 +44,7 @@ class Api:
         self.embeddings = EmbedOperations(core, self.jobs)
         self.chats = ChatOperations(core, self.answers)
         self.blobs = BlobOperations(core)
+        self.prompts = RenderOperation(core)
         self.placing = ExplainOperations(core)
         self.sessions = SessionOperations(core, self.answers, self.lines)
         self.node_keys = NodeOperations(core)
@@ -200,6 +202,7 @@ OPERATIONS: dict[str, Operation] = {
     "session.ls": lambda api, request, now: api.sessions.ls(request, now),
     "tokenize": Api.tokenize,
     "detokenize": Api.detokenize,
+    "render": lambda api, request, now: api.prompts.render(request, now),
     "embed": lambda api, request, now: api.embeddings.embed(request, now),
     "put_blob": lambda api, request, now: api.blobs.put_blob(request, now),
     "has_blob": lambda api, request, now: api.blobs.has_blob(request, now),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from bus.fields import MaxItems
+from bus.ids import ModelName
 from bus.messages.api import GenerationOptions, SessionIdField
 from bus.messages.parts import Name
 
@@ -41,3 +42,18 @@ class SessionChatRequest(ChatOptions):
     """The messages that are new in a session. The model is the session's."""
 
     session: SessionIdField
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderRequest:
+    """A chat whose prompt is wanted; see `ChatOptions` for what its keys are.
+
+    With `continue_final` the prompt ends where the last message does, which is the assistant's.
+    """
+
+    model: ModelName
+    messages: Annotated[tuple[dict[str, Any], ...], MaxItems(MAX_MESSAGES)]
+    template: dict[str, Any] | None = None
+    tools: Any = None
+    add_generation_prompt: bool = True
+    continue_final: bool = False

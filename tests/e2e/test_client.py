@@ -14,6 +14,7 @@ import pytest
 import superfluid
 from bus.client import Client
 from bus.errors import Invalid, NoHead, NoNode, NotFound, TimedOut
+from bus.rendered_prompt import RenderedPrompt
 from tests.e2e.scripted_head import Body, ScriptedHead, answer_of, end, placed, token
 
 ASK: list[dict[str, str]] = [{"role": "user", "content": "Hello"}]
@@ -33,6 +34,9 @@ def _greeter(body: Body) -> list[Body]:
         return [{"kind": "end", "tokens": [ord(c) for c in body["text"]]}]
     if body["op"] == "detokenize":
         return [{"kind": "end", "text": "".join(map(chr, body["tokens"]))}]
+    if body["op"] == "render" and body["model"] == "m":
+        text = f"{body['messages'][0]['content']} {body['tools'][0]['function']['name']}"
+        return [{"kind": "end", "text": text, "tokens": [7], "opened": "<think>", "channels": "x"}]
     error = NotFound("this head has no model 'nope'", param="model").to_dict()
     return [{"kind": "error", "error": error}]
 
@@ -80,6 +84,21 @@ def test_operations_give_plain_data(greeter: ScriptedHead) -> None:
         assert client.tokenize("m", "AB") == [65, 66]
         assert client.detokenize("m", [65, 66]) == "AB"
         assert client.ping() < 5.0
+
+
+def test_render_gives_the_prompt(greeter: ScriptedHead) -> None:
+    def lookup(word: str) -> str:
+        """Look a word up."""
+        return word
+
+    with Client(greeter.address) as client:
+        found = client.render("m", ASK, tools=[lookup], template={"a": 1}, continue_final=True)
+        with pytest.raises(NotFound):
+            client.render("nope", ASK)
+    assert found == RenderedPrompt(f"{ASK[0]['content']} lookup", (7,), "<think>", "x")
+    assert greeter.requests[0]["template"] == {"a": 1}
+    assert greeter.requests[0]["continue_final"] is True
+    assert greeter.requests[1]["tools"] is None
 
 
 def test_an_error_reply_raises_its_class(greeter: ScriptedHead) -> None:

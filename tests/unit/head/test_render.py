@@ -1,0 +1,74 @@
+"""The operation `render`: the prompt of a chat, without running it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bus.messages.link import GenerateReq
+from tests.harness.chat_bench import THINKING, WEATHER, ChatBench, chat_folder, shown
+from tests.harness.head_bench import TOY
+
+HELLO = {"role": "user", "content": "Hi <|im_end|>"}
+#: Its `<|im_end|>` is text: bytes, and no control token.
+PROMPT = "<|im_start|>user\nHi <|im_end|><|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> ChatBench:
+    return ChatBench(chat_folder(tmp_path / "toy"))
+
+
+def render(bench: ChatBench, *messages: Any, **more: Any) -> dict[str, Any]:
+    return bench.call("render", model=TOY, messages=list(messages or (HELLO,)), **more)
+
+
+def test_text_and_ids_of_a_prompt_that_does_not_run(bench: ChatBench) -> None:
+    found = render(bench)
+    assert (found["kind"], found["text"], found["opened"]) == ("end", PROMPT, "")
+    assert shown(found["tokens"]) == PROMPT
+    assert found["tokens"].count(258) == 1
+    assert bench.on(1, GenerateReq) == []
+    assert bench.rows == []
+
+
+def test_what_its_keys_do(bench: ChatBench, tmp_path: Path) -> None:
+    closed = render(bench, add_generation_prompt=False)
+    assert closed["text"] == PROMPT.removesuffix("<|im_start|>assistant\n")
+    begun = {"role": "assistant", "content": "Once "}
+    assert render(bench, HELLO, begun, continue_final=True)["text"] == f"{PROMPT}Once "
+    tools = render(bench, tools=[WEATHER])
+    assert "\u5929\u6c14" in tools["text"]
+    assert tools["channels"] == "hermes"
+    thinking = ChatBench(chat_folder(tmp_path / "thinking", THINKING))
+    assert render(thinking)["opened"] == "<think>\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({"messages": []}, "invalid", "messages"),
+        ({"messages": "a"}, "invalid", "messages"),
+        ({"messages": [{"role": "bot"}]}, "invalid", "messages[0].role"),
+        ({"tools": [WEATHER, {"name": "a b"}]}, "invalid", "tools[1].name"),
+        ({"template": {"messages": []}}, "invalid", "template"),
+        ({"template": {"documents": "a"}}, "invalid", "template.documents"),
+        ({"template": {"a": "b" * 1024 * 1024}}, "too_large", "template"),
+        ({"continue_final": True}, "invalid", "messages[0]"),
+        ({"add_generation_prompt": 1}, "invalid", "add_generation_prompt"),
+        ({"model": "none"}, "not_found", "model"),
+        (
+            {"messages": [HELLO, {"role": "assistant", "tool_calls": [{"id": "a"}]}]},
+            "invalid",
+            "messages[1].tool_calls[0].function",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(
+    bench: ChatBench, body: dict[str, Any], code: str, param: str
+) -> None:
+    error = bench.refused("render", **{"model": TOY, "messages": [HELLO], **body})
+    assert (error["code"], error["param"]) == (code, param)
+    assert render(bench)["kind"] == "end"
