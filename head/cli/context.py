@@ -20,7 +20,7 @@ _NAME = "sfctl"
 #: Our commands in a sentence; not those that it says belong on another machine, and none that
 #: has its program's path already.
 _COMMAND = re.compile(
-    r"(?<!on the head with: )(?<!on the head's machine too: )"
+    r"(?<!on the head with: )(?<!on the head's machine: )"
     r"(?<![\w/.-])sfctl "
     r"((?:up|down|logs|status|node|model|run|chat|embed|attach|session|token|doctor|demo|backup|restore)\b)"
     r"(?![^`]*` on its machine)"

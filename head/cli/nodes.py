@@ -113,11 +113,10 @@ def _not_back(status: Mapping[str, Any], command: Command) -> list[str]:
 def model_problem(model: Mapping[str, Any], command: Command) -> str:
     """Why a model that is not ready is not, and what helps."""
     name = model["name"]
-    if model.get("nodes") and model.get("head_folder") is None:
-        return (
-            f"model {name} is not imported on the head, which needs its tokenizer; on the head's "
-            f"machine: {command(f'model import {name}')}, or FILE.gguf --name {name}"
-        )
+    if model.get("nodes") and (problem := model.get("tokenizer_problem")):
+        return f"model {name} is not ready on the head: {problem}"
+    if model.get("nodes") and model.get("tokenizer") == "fetching":
+        return f"model {name} is ready in a moment: the head fetches its tokenizer from a node"
     if model.get("nodes"):
         return f"model {name} is not ready on the head: its tokenizer does not load"
     if not model.get("on", [{}]):

@@ -109,7 +109,7 @@ class Readiness:
                     return f"the head has not heard of {model.name} on {plan.name} yet"
         known = {name for plan in self.agents for name in plan.models}
         for model in report.get("models", []):
-            here = model.get("name") in known and model.get("head_folder") is not None
+            here = model.get("name") in known and model.get("tokenizer") in ("own", "fetching")
             if here and model.get("nodes") and not model.get("ready"):
                 return f"{model['name']} at the head: its tokenizer is not ready"
         return ""

@@ -45,7 +45,7 @@ def test_one_that_the_shell_finds_is_named_alone(
         ("start it with `sfctl up`, or", "start it with `sfctl --state s up`, or"),
         ("see: sfctl logs node-1", "see: sfctl --state s logs node-1"),
         ("make one on the head with: sfctl token new", None),
-        ("on the head's machine too: sfctl model import FILE", None),
+        ("import it on the head's machine: sfctl model import FILE", None),
         ("see `sfctl status` on its machine", None),
         ("sfctl is there", None),
     ],

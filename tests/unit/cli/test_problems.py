@@ -42,10 +42,12 @@ def test_each_names_its_place() -> None:
     ]
 
 
-def test_a_model_that_only_nodes_have_names_the_head() -> None:
-    (only,) = problems(_report(_node("n1"), ready=False, head_folder=None))
-    assert only.startswith("model toy is not imported on the head")
-    assert "sfctl model import toy" in only
+def test_a_tokenizer_that_the_head_lacks_is_told() -> None:
+    none = {"ready": False, "head_folder": None}
+    (only,) = problems(_report(_node("n1"), **none, tokenizer_problem="n1: refused; update it"))
+    assert only == "model toy is not ready on the head: n1: refused; update it"
+    (only,) = problems(_report(_node("n1"), **none, tokenizer="fetching", tokenizer_problem=""))
+    assert only == ("model toy is ready in a moment: the head fetches its tokenizer from a node")
 
 
 def test_without_a_node_the_remedy_is_what_works() -> None:

@@ -30,7 +30,7 @@ def _node(identity: str, phase: str = "ready", state: str = "up") -> dict[str, A
 
 
 def _report(*nodes: dict[str, Any], **model: Any) -> dict[str, Any]:
-    toy = {"name": "toy", "ready": True, "nodes": ["h-a"], "head_folder": "/m/toy"} | model
+    toy = {"name": "toy", "ready": True, "nodes": ["h-a"], "tokenizer": "own"} | model
     return {"nodes": list(nodes), "models": [toy]}
 
 
@@ -97,9 +97,11 @@ def test_nodes_of_other_machines_do_not_count(wanted: Readiness) -> None:
     assert wanted.missing_at_head(others, BOTH) == "node-1 has not joined yet"
 
 
-def test_a_model_that_the_head_has_not_is_not_waited_for(wanted: Readiness) -> None:
-    report = _report(_node("h-a"), _node("h-b"), ready=False, head_folder=None)
+def test_a_tokenizer_that_does_not_come_is_not_waited_for(wanted: Readiness) -> None:
+    report = _report(_node("h-a"), _node("h-b"), ready=False, tokenizer="")
     assert wanted.missing_at_head(report, BOTH) == ""
+    report = _report(_node("h-a"), _node("h-b"), ready=False, tokenizer="fetching")
+    assert "toy at the head: its tokenizer" in wanted.missing_at_head(report, BOTH)
 
 
 @pytest.mark.parametrize(
