@@ -4,7 +4,8 @@ Writes tests/vectors/tokenizer_ids.json with the runtime that `make bench-peers`
 
     build/peers/llamacpp/bin/python -m tests.harness.second_tokenizer FOLDER tests/vectors
 
-FOLDER holds the `ggml-vocab-NAME.gguf` of tests/harness/vocabularies.py.
+FOLDER holds the `ggml-vocab-NAME.gguf` of tests/harness/vocabularies.py. Cuts of text that none of
+them has are tried with another's vocabulary.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import argparse
 import ctypes
 import importlib
 import json
+import struct
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +46,26 @@ TEXTS = (
     *("=" * 70, " " * 70 + "x", "\n" * 33, "a" * 99, "\t" * 20 + "b", "\u3000" * 9, "ab" * 30),
     *("", " ", "\n", "\x00", "'S's'ſ"),
 )
+#: One name of each cut that is tried with a vocabulary of another.
+LENDER = "llama-bpe"
+BORROWING = (
+    *("gpt-2", "smollm", "qwen2", "qwen35", "llama-bpe", "smaug-bpe", "glm4", "minicpm5"),
+    *("seed-coder", "tekken", "gpt-4o", "deepseek-v3", "bloom", "viking", "falcon"),
+    *("deepseek-llm", "deepseek-coder"),
+)
+CUT_TEXTS = (
+    "'s 'S it's IT'S we'LL they'Re foo's'S'T'm 'don't'",
+    "HelloWorld helloWORLD ABCdef abCD iPhone15Pro"
+    " \u00c0\u00c9\u00e9 \u00e9\u00c0 \u0141\u00f3d\u017a",
+    "a/b/c //\n/ ...//\n\n!!\r\n x ?!/\n\r\n\r\n a\r\n!!!\n\n\nabc",
+    "1234567 12 345 a1b22c333d4444 1,234.5 \u00bd\u0663\u0664\u0665\u0661 0x1F 12:30",
+    "  x   y\n\n  z \t\n a  \n\tb\t\tc \u00a0 d",
+    "a.b,c!d?e\u2026f\u3002g\uff0ch\u3001i\u0964j\u06d4k\u060cl(m|n)s <|x|>",
+    "#include <a.h>\n\t@param -x --foo $bar %baz __init__ (a) [b] {c} *d* ~e~",
+    "\u65e5\u672c\u8a9e\u30c6\u30ad\u30b9\u30c8\u6df7\u5728"
+    "English\u6f22\u5b57123 \ud55c\uad6d \u0e20\u0e32\u0e29\u0e32",
+    "def f(x):\n    return x**2  # \u2264\n\nclass A(B):\n\tpass\n",
+)
 #: Attributes of a token; llama.cpp takes some ordinary ones for control tokens by their text.
 NORMAL, CONTROL = 4, 8
 #: Around a control token.
@@ -62,36 +85,78 @@ def main() -> None:
         "vocabularies": {
             name: _ask(lib, arguments.folder / f"ggml-vocab-{name}.gguf") for name in NAMES
         },
+        "cut_texts": CUT_TEXTS,
+        "cuts": {
+            name: _ask_cut(lib, arguments.folder / f"ggml-vocab-{LENDER}.gguf", name)
+            for name in BORROWING
+        },
     }
     text = json.dumps(found, ensure_ascii=True, separators=(",", ":"))
     (arguments.target / FILE).write_text(text.replace("]],", "]],\n") + "\n")
 
 
-def _ask(lib: Any, file: Path) -> dict[str, Any]:
-    options = lib.llama_model_default_params()
-    options.vocab_only = True
-    model = lib.llama_model_load_from_file(str(file).encode(), options)
-    vocabulary = lib.llama_model_get_vocab(model)
-    size = lib.llama_vocab_n_tokens(vocabulary)
-    control = [
-        lib.llama_vocab_get_text(vocabulary, token).decode()
-        for token in range(size)
-        if lib.llama_vocab_get_attr(vocabulary, token) & (CONTROL | NORMAL) == CONTROL
-    ]
-    marked = [form.format(text) for text in control[:3] for form in _AROUND]
+class _Vocabulary:
+    """Open in llama.cpp, to be closed by hand."""
 
-    def ids(text: str, whole: bool) -> list[int]:
+    def __init__(self, lib: Any, file: Path) -> None:
+        options = lib.llama_model_default_params()
+        options.vocab_only = True
+        self._lib = lib
+        self._model = lib.llama_model_load_from_file(str(file).encode(), options)
+        self._vocabulary = lib.llama_model_get_vocab(self._model)
+
+    def control(self) -> list[str]:
+        """Texts of the control tokens, by id."""
+        lib, found = self._lib, []
+        for token in range(lib.llama_vocab_n_tokens(self._vocabulary)):
+            kind = lib.llama_vocab_get_attr(self._vocabulary, token)
+            if kind & (CONTROL | NORMAL) == CONTROL:
+                found.append(lib.llama_vocab_get_text(self._vocabulary, token).decode())
+        return found
+
+    def ids(self, text: str, *, whole: bool) -> list[int]:
+        """Ids of plain text; `whole`: with both ends, and control tokens in the text."""
         raw = text.encode()
         room = (ctypes.c_int32 * (4 * len(raw) + 8))()
-        count = lib.llama_tokenize(vocabulary, raw, len(raw), room, len(room), whole, whole)
+        count = self._lib.llama_tokenize(
+            self._vocabulary, raw, len(raw), room, len(room), whole, whole
+        )
         return list(room[:count])
 
+    def close(self) -> None:
+        self._lib.llama_model_free(self._model)
+
+
+def _ask(lib: Any, file: Path) -> dict[str, Any]:
+    opened = _Vocabulary(lib, file)
+    marked = [form.format(text) for text in opened.control()[:3] for form in _AROUND]
     found = {
-        "plain": [ids(text, False) for text in TEXTS],
-        "marked": [[text, ids(text, False), ids(text, True)] for text in marked],
+        "plain": [opened.ids(text, whole=False) for text in TEXTS],
+        "marked": [
+            [text, opened.ids(text, whole=False), opened.ids(text, whole=True)] for text in marked
+        ],
     }
-    lib.llama_model_free(model)
+    opened.close()
     return found
+
+
+def _ask_cut(lib: Any, file: Path, cut: str) -> list[list[int]]:
+    with tempfile.TemporaryDirectory() as folder:
+        changed = Path(folder) / "changed.gguf"
+        changed.write_bytes(_with_cut(file.read_bytes(), cut.encode()))
+        opened = _Vocabulary(lib, changed)
+        found = [opened.ids(text, whole=False) for text in CUT_TEXTS]
+        opened.close()
+    return found
+
+
+def _with_cut(gguf: bytes, cut: bytes) -> bytes:
+    """The file with another `tokenizer.ggml.pre`; it has no tensors whose places would change."""
+    key = b"tokenizer.ggml.pre"
+    named = struct.pack("<Q", len(key)) + key + struct.pack("<I", 8)
+    begin = gguf.index(named) + len(named)
+    (length,) = struct.unpack_from("<Q", gguf, begin)
+    return gguf[:begin] + struct.pack("<Q", len(cut)) + cut + gguf[begin + 8 + length :]
 
 
 if __name__ == "__main__":

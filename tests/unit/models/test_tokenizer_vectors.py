@@ -16,6 +16,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from agent.models.gguf_header import read_header
+from agent.models.text_cuts import CUTS
 from agent.models.tokenizer import build_tokenizer
 from agent.models.vocabulary_source import VocabularySource, check_vocabulary, read_vocabulary
 from bus.errors import Invalid
@@ -141,14 +142,27 @@ def test_long_runs_take_no_time(made: Made) -> None:
     name, model = made
     for run in ("a", " ", "\n", "\u3000", "=", "\U0001f642", " \n", "x\u0301"):
         text = run * 20_000
-        ids = model.encode(f"{text}x", add_special=False)
-        assert name == "bert-bge" or model.decode(ids, skip_special=True) == f"{text}x"
+        ids = model.encode(f"{text}1", add_special=False)
+        assert name == "bert-bge" or model.decode(ids, skip_special=True) == f"{text}1"
 
 
 def test_the_digest_is_what_it_was(made: Made) -> None:
     """Nodes and heads of other versions compare it; a change is for the changelog."""
     name, model = made
     assert f"{model.digest:016x}" == DIGESTS[name]
+
+
+@pytest.fixture(scope="module")
+def lender() -> Tokenizer:
+    return build_tokenizer(vocabulary("llama-bpe"))
+
+
+@pytest.mark.parametrize("name", SECOND["cuts"])
+def test_cuts_equal_llama_cpp_s_with_another_vocabulary(name: str, lender: Tokenizer) -> None:
+    lender.pre_tokenizer = CUTS[name].pre_tokenizer()
+    lender.model.ignore_merges = CUTS[name].whole_words
+    for text, ids in zip(SECOND["cut_texts"], SECOND["cuts"][name], strict=True):
+        assert lender.encode(text, add_special_tokens=False).ids == ids, text
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -160,6 +174,11 @@ def test_what_is_not_known_is_refused_by_name(name: str) -> None:
 def test_no_vocabulary_is_left_out() -> None:
     names = {file.stem.removeprefix("ggml-vocab-") for file in vocabularies().glob("*.gguf")}
     assert names == {*EQUAL, *REFUSED}
+
+
+def test_no_cut_is_left_out() -> None:
+    compared = {CUTS[name].patterns for name in SECOND["cuts"]}
+    assert {cut.patterns for cut in CUTS.values()} == compared
 
 
 @cache
