@@ -170,9 +170,7 @@ class Api:
         self._end(request, {"nodes": listed, "dialed": dialed, "enrolment": enrolment})
 
     def models(self, request: ApiRequest, now: float) -> None:
-        listed = reports.models(
-            self._core.fleet, self._core.texts, self._core.runs.waiting.counts()
-        )
+        listed = reports.models(self._core.fleet, self._core.texts, self._core.runs.queued())
         self._end(request, {"models": listed})
 
     def _end(self, request: ApiRequest, body: dict[str, Any]) -> None:

@@ -360,7 +360,7 @@ class HeadCore:
             "nodes": reports.nodes(self.fleet, now, self.texts.digest),
             "dialed": reports.dialed(self.dialed()),
             "enrolment": self.enrolment.report(),
-            "models": reports.models(self.fleet, self.texts, self.runs.waiting.counts()),
+            "models": reports.models(self.fleet, self.texts, self.runs.queued()),
             "store": self.storage.report(),
             "answers": {
                 "running": self.runs.running,

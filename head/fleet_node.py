@@ -71,6 +71,8 @@ class Node:
     #: How many claims each model has, in all and by QoS class.
     counts: Counter[ModelName] = field(default_factory=Counter)
     of_class: Counter[tuple[ModelName, int]] = field(default_factory=Counter)
+    #: Jobs there, by model (head/jobs.py).
+    jobs: Counter[ModelName] = field(default_factory=Counter)
     #: Lanes that became free since the last status, which counts them as used.
     freed: Counter[ModelName] = field(default_factory=Counter)
     #: What placement sees of each model; dropped by `changed`.
@@ -92,7 +94,7 @@ class Node:
             return "left" if self.left else "down"
         if not self.draining:
             return "up"
-        return "draining" if self.claims else "drained"
+        return "draining" if self.claims or self.jobs.total() else "drained"
 
     def has_just_died(self, status: ModelStatus) -> bool:
         """Whether the worker that a status tells of died after it, as far as is known."""

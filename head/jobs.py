@@ -68,7 +68,7 @@ class JobDesk:
     """Owned by the core's runs.
 
     Invariants: every job that runs is in `_by_try` under its try's number, and every other one in
-    its model's line; `_in_flight` counts the tries.
+    its model's line; each node's `jobs` counts what runs there.
 
     Args:
         policy: how many may wait, and how long for a node that may come.
@@ -100,7 +100,6 @@ class JobDesk:
         self._jobs: dict[int, Job] = {}
         self._by_try: dict[GenerationId, Job] = {}
         self._lines: dict[ModelName, FairLine[int]] = {}
-        self._in_flight: Counter[tuple[NodeIdentity, ModelName]] = Counter()
         self._stalled: set[ClientKey] = set()
         self._recheck: int | None = None
         self._started_s = now
@@ -287,7 +286,7 @@ class JobDesk:
         on, job.on = job.on, None
         if on is not None:
             del self._by_try[on.number]
-            self._in_flight[on.node.identity, job.spec.model] -= 1
+            on.node.jobs[job.spec.model] -= 1
             self._blobs.drop(on.link, on.number, now)
 
     # --- placing ------------------------------------------------------------------------------
@@ -316,7 +315,7 @@ class JobDesk:
         model = job.spec.model
         found: tuple[int, NodeIdentity, Node] | None = None
         for node in self._fleet.nodes:
-            load = self._in_flight[node.identity, model]
+            load = node.jobs[model]
             if load < MAX_IN_FLIGHT and not self._objection(job, node):
                 this = (load, node.identity, node)
                 found = this if found is None or this[:2] < found[:2] else found
@@ -342,7 +341,7 @@ class JobDesk:
         )
         on = job.on = Try(number=request.job, node=node, link=link, request=request)
         self._by_try[on.number] = job
-        self._in_flight[node.identity, spec.model] += 1
+        node.jobs[spec.model] += 1
         self._blobs.generate(link, request, self._file_failed(job, on), now)
 
     def _objection(self, job: Job, node: Node) -> str:
@@ -413,7 +412,13 @@ class JobDesk:
         counted = Counter(
             (job.on.node.identity, job.spec.model) for job in running.values() if job.on
         )
-        if running != self._by_try or counted != +self._in_flight:
+        kept = {
+            (node.identity, model): count
+            for node in self._fleet.nodes
+            for model, count in node.jobs.items()
+            if count
+        }
+        if running != self._by_try or counted != kept:
             raise ValueError("what runs is not what is counted")
         if sum(map(len, self._lines.values())) != len(self._jobs) - len(running):
             raise ValueError("a job neither runs nor waits, or does both")

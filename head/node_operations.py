@@ -168,6 +168,7 @@ class NodeOperations:
             "state": node.state if node is not None else "down",
             "draining": mark.drained,
             "generations": len(node.claims) if node is not None else 0,
+            "jobs": node.jobs.total() if node is not None else 0,
             "stays": self._core.runs.drains.why_stays(identity),
             "labels": dict(mark.labels),
         }

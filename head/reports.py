@@ -68,6 +68,7 @@ def _node(node: Node, now: float, digest: Callable[[ModelName], int]) -> dict[st
         "incarnation": node.incarnation,
         "software": node.software,
         "generations": len(node.claims),
+        "jobs": node.jobs.total(),
         "placed": node.sessions_placed,
         "host": {
             "memory_total_bytes": node.host.memory_total_bytes,

@@ -6,6 +6,8 @@ see head/failover.py. What a node still has after its link was lost is settled b
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bus.blob_sender import BlobSource
@@ -215,6 +217,10 @@ class Runs:
         """A node may take now what it could not before."""
         self.waiting.schedule_all(now)
         self.jobs.schedule_all(now)
+
+    def queued(self) -> Mapping[ModelName, int]:
+        """How many requests wait for a node, by model."""
+        return Counter(self.waiting.counts()) + Counter(self.jobs.counts())
 
     def blobs_in_use(self) -> set[bytes]:
         """Hashes of the files that unfinished requests name."""

@@ -107,6 +107,8 @@ def _show(done: Mapping[str, Any], form: str) -> None:
 def _left(done: Mapping[str, Any]) -> str:
     count = done["generations"]
     streams = "1 stream is" if count == 1 else f"{count} streams are"
+    if jobs := done.get("jobs", 0):
+        streams = f"{count} streams and {jobs} jobs are"
     return f"{streams} on {done['name']} still" + (f": {done['stays']}" if done["stays"] else "")
 
 

@@ -394,6 +394,24 @@ def test_a_drained_node_begins_no_job(bench: JobBench) -> None:
     assert error_of(bench, 0).details == {"nodes": {"n1": "is draining"}}
 
 
+def test_a_node_is_drained_when_its_last_job_has_ended(bench: JobBench) -> None:
+    bench.submit()
+    bench.op("node.drain", name="n1")
+    assert [bench.replies[-1][key] for key in ("state", "jobs")] == ["draining", 1]
+    bench.end(1, bench.starts(1)[0])
+    bench.op("nodes")
+    (node,) = bench.replies[-1]["nodes"]
+    assert (node["state"], node["jobs"]) == ("drained", 0)
+
+
+def test_what_waits_is_in_the_models_report(bench: JobBench) -> None:
+    for _ in range(MAX_IN_FLIGHT + 3):
+        bench.submit()
+    bench.op("models")
+    queued = {model["name"]: model["queued"] for model in bench.replies[-1]["models"]}
+    assert queued == {"enc": 3, "toy": 0}
+
+
 def test_jobs_of_models_do_not_wait_for_each_other(bench: JobBench) -> None:
     for _ in range(MAX_IN_FLIGHT + 1):
         bench.submit()
