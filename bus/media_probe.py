@@ -12,19 +12,11 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from bus.errors import Invalid
+from bus.header_reader import MAX_STEPS, HeaderReader, Read, reader_of
 
-#: Gives bytes of a file: offset, size.
-Read = Callable[[int, int], bytes]
-
-#: Bytes of one read, and how many reads; JPEG files may have megabytes before their size.
-WINDOW_BYTES = 16 * 1024
-MAX_READS = 256
-#: Chunks, segments or blocks that are looked at.
-MAX_STEPS = 4096
 #: What the formats can say at most; a WebP of the extended kind has 24 bits a side.
 MAX_SIDE = 2**31 - 1
 
@@ -67,7 +59,7 @@ def probe_image(read: Read, length: int) -> ImageInfo:
     Raises:
         Invalid: it is no PNG, JPEG, WebP or GIF, or its header is damaged; whatever `read` raises.
     """
-    file = _Header(read, length)
+    file = HeaderReader(read, length, "image")
     start = file.take(0, min(12, length))
     if start.startswith(_PNG):
         return _png(file)
@@ -82,44 +74,7 @@ def probe_image(read: Read, length: int) -> ImageInfo:
 
 def probe_image_bytes(data: bytes) -> ImageInfo:
     """The same for a file that is in memory."""
-    return probe_image(lambda offset, size: data[offset : offset + size], len(data))
-
-
-class _Header:
-    """Bytes of a file by their offset, read in few and bounded windows."""
-
-    def __init__(self, read: Read, length: int) -> None:
-        self.length = length
-        self._read = read
-        self._reads = 0
-        self._start = 0
-        self._window = b""
-
-    def take(self, offset: int, size: int) -> bytes:
-        """Just so many bytes, at most a window.
-
-        Raises:
-            Invalid: the file ends before, or too much of it was looked at.
-        """
-        end = offset + size
-        if end > self.length:
-            raise Invalid(f"the image is cut off after {self.length} bytes; send all of it")
-        if offset < self._start or end > self._start + len(self._window):
-            self._load(offset)
-        found = self._window[offset - self._start : end - self._start]
-        if len(found) != size:
-            raise Invalid(f"the image is cut off before byte {end}; send it again")
-        return found
-
-    def _load(self, offset: int) -> None:
-        self._reads += 1
-        if self._reads > MAX_READS:
-            raise _too_far()
-        self._start, self._window = offset, self._read(offset, WINDOW_BYTES)
-
-
-def _too_far() -> Invalid:
-    return Invalid("the image's size is not near its beginning; save it without its metadata")
+    return probe_image(reader_of(data), len(data))
 
 
 def _sized(kind: str, width: int, height: int, *, animated: bool = False) -> ImageInfo:
@@ -135,7 +90,7 @@ def _damaged(kind: str, what: str) -> Invalid:
 # --- PNG --------------------------------------------------------------------------------------
 
 
-def _png(file: _Header) -> ImageInfo:
+def _png(file: HeaderReader) -> ImageInfo:
     size, kind = struct.unpack(">I4s", file.take(8, 8))
     if (size, kind) != (13, b"IHDR"):
         raise _damaged("png", "it does not begin with its header")
@@ -148,7 +103,7 @@ def _png(file: _Header) -> ImageInfo:
     return _sized("png", width, height, animated=_png_moves(file))
 
 
-def _png_moves(file: _Header) -> bool:
+def _png_moves(file: HeaderReader) -> bool:
     """Whether an animation is announced, which stands before the first pixels."""
     at, moves = 33, False
     for _ in range(MAX_STEPS):
@@ -159,13 +114,13 @@ def _png_moves(file: _Header) -> bool:
             raise _damaged("png", "it has no pixels")
         moves = moves or kind == b"acTL"
         at += 12 + size
-    raise _too_far()
+    raise file.too_far()
 
 
 # --- JPEG -------------------------------------------------------------------------------------
 
 
-def _jpeg(file: _Header) -> ImageInfo:
+def _jpeg(file: HeaderReader) -> ImageInfo:
     at = 2
     for _ in range(MAX_STEPS):
         begin, marker = file.take(at, 2)
@@ -185,10 +140,10 @@ def _jpeg(file: _Header) -> ImageInfo:
         if size < 2:
             raise _damaged("jpeg", f"a segment of {size} bytes")
         at += 2 + size
-    raise _too_far()
+    raise file.too_far()
 
 
-def _jpeg_size(file: _Header, at: int) -> ImageInfo:
+def _jpeg_size(file: HeaderReader, at: int) -> ImageInfo:
     size, bits, height, width, components = struct.unpack(">HBHHB", file.take(at, 8))
     if not 1 <= components <= 4 or size != 8 + 3 * components or not 2 <= bits <= 16:
         raise _damaged("jpeg", "its frame header makes no sense")
@@ -200,7 +155,7 @@ def _jpeg_size(file: _Header, at: int) -> ImageInfo:
 # --- WebP -------------------------------------------------------------------------------------
 
 
-def _webp(file: _Header) -> ImageInfo:
+def _webp(file: HeaderReader) -> ImageInfo:
     (riff,) = struct.unpack("<I", file.take(4, 4))
     if riff + 8 > file.length:
         raise Invalid(f"the image is cut off after {file.length} of {riff + 8} bytes")
@@ -225,7 +180,7 @@ def _webp(file: _Header) -> ImageInfo:
 # --- GIF --------------------------------------------------------------------------------------
 
 
-def _gif(file: _Header) -> ImageInfo:
+def _gif(file: HeaderReader) -> ImageInfo:
     width, height, flags = struct.unpack("<HHB", file.take(6, 5))
     still = _sized("gif", width, height)
     return replace(still, animated=_GifBlocks(file, 13 + _table_bytes(flags)).moves())
@@ -239,7 +194,7 @@ def _table_bytes(flags: int) -> int:
 class _GifBlocks:
     """A walk through a GIF's blocks until it is known whether it has a second image."""
 
-    def __init__(self, file: _Header, at: int) -> None:
+    def __init__(self, file: HeaderReader, at: int) -> None:
         self._file = file
         self._at = at
         self._steps = 0

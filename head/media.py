@@ -10,16 +10,18 @@ import base64
 import binascii
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from bus.errors import BlobMissing, Invalid, SuperfluidError, TooLarge
 from bus.fields import kind_of
+from bus.header_reader import Read, reader_of
 from bus.ids import ModelName
-from bus.media_probe import ImageInfo, probe_image, probe_image_bytes
+from bus.media_probe import ImageInfo, probe_image
 from bus.messages.api import GenerateRequest
 from bus.messages.media import MediaRef, check_media
 from bus.messages.parts import BlobRef
+from bus.sound_probe import is_sound, probe_sound
 from bus.transfer import SHA256_BYTES, BlobStore, name_of
 from head.uploads import Uploads, blob_of
 
@@ -243,19 +245,19 @@ class Media:
 
         Raises:
             BlobMissing: it is not here.
-            Invalid: it is no image that is known here.
+            Invalid: it is no image and no sound that is known here.
         """
-        length, info = self._probe(sha256, "sha256")
-        return {
-            "media": "image",
-            "format": info.format,
-            "width": info.width,
-            "height": info.height,
-            "animated": info.animated,
-            "bytes": length,
-        }
+        length, read = self._open(sha256, "sha256")
+        try:
+            if is_sound(read(0, 12)):
+                sound = probe_sound(read, length)
+                return {"media": "audio", "bytes": length, **asdict(sound)}
+            image = probe_image(read, length)
+            return {"media": "image", "bytes": length, **asdict(image)}
+        except Invalid as error:
+            raise Invalid(f"sha256: {error.message}", param="sha256") from None
 
-    def _probe(self, sha256: bytes, where: str) -> tuple[int, ImageInfo]:
+    def _open(self, sha256: bytes, where: str) -> tuple[int, Read]:
         length = self._store.length(sha256)
         if length is None:
             raise BlobMissing(
@@ -263,23 +265,19 @@ class Media:
                 param=where,
                 details={"missing": [sha256.hex()]},
             )
-        try:
-            info = probe_image(lambda at, size: self._store.read(sha256, at, size), length)
-        except Invalid as error:
-            raise Invalid(f"{where}: {error.message}", param=where) from None
-        return length, info
+        return length, lambda at, size: self._store.read(sha256, at, size)
 
     def _known(self, part: ImagePart) -> tuple[Image, bytes | None]:
         """An image and its bytes, if those are yet to be kept."""
-        if part.sha256:
-            length, info = self._probe(part.sha256, part.where)
-            check_image(info, length, part.where)
+        data = None if part.sha256 else decode_image(part)
+        if data is None:
+            length, read = self._open(part.sha256, part.where)
             blob = BlobRef(sha256=part.sha256, length=length)
-            return Image(where=part.where, blob=blob, info=info), None
-        data = decode_image(part)
+        else:
+            blob, read = blob_of(data), reader_of(data)
         try:
-            info = probe_image_bytes(data)
+            info = probe_image(read, blob.length)
         except Invalid as error:
             raise Invalid(f"{part.where}: {error.message}", param=part.where) from None
-        check_image(info, len(data), part.where)
-        return Image(where=part.where, blob=blob_of(data), info=info), data
+        check_image(info, blob.length, part.where)
+        return Image(where=part.where, blob=blob, info=info), data

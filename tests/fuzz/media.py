@@ -1,4 +1,4 @@
-"""Fuzz targets for images: a size or `Invalid`, whatever the bytes and whatever the message."""
+"""Fuzz targets for images and sound: facts or `Invalid`, whatever the bytes or the message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bus.errors import Invalid, TooLarge
-from bus.media_probe import MAX_READS, MAX_SIDE, probe_image, probe_image_bytes
+from bus.header_reader import MAX_READS
+from bus.media_probe import MAX_SIDE, probe_image, probe_image_bytes
+from bus.sound_probe import MAX_RATE, probe_sound
 from bus.transfer import SHA256_BYTES
 from head.media import AUDIO_TYPES, IMAGE_TYPES, decode_image, image_parts
 from tests.fuzz.decoders import Case, Wrong
@@ -48,6 +50,37 @@ def image_case(rng: random.Random) -> None:
         raise Wrong(f"{reads} reads of one image")
 
 
+_SOUNDS = [
+    b"RIFF\x24\x00\x00\x00WAVEfmt \x10\x00\x00\x00\x01\x00\x01\x00\x80\x3e\x00\x00\x00\x7d\x00\x00"
+    b"\x02\x00\x10\x00data\x40\x00\x00\x00" + bytes(64),
+    b"fLaC\x80\x00\x00\x22" + bytes(10) + b"\x0a\xc4\x42\xf0\x00\x00\x00\x09" + bytes(16),
+    b"ID3\x04\x00\x00\x00\x00\x00\x05hello" + (b"\xff\xfb\x90\x00" + bytes(413)) * 3,
+]
+
+
+def sound_case(rng: random.Random) -> None:
+    """Probe a sound file that may be damaged anywhere."""
+    data, reads = change_bytes(rng, rng.choice(_SOUNDS)), 0
+    if rng.random() < 0.2:
+        data += random_bytes(rng)
+
+    def read(offset: int, size: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        return data[offset : offset + size]
+
+    try:
+        found = probe_sound(read, len(data))
+    except Invalid:
+        found = None
+    if found is not None and not 0 < found.rate <= MAX_RATE:
+        raise Wrong(f"{found} is no rate")
+    if found is not None and found.seconds is not None and not 0 <= found.seconds < 2**37:
+        raise Wrong(f"{found} is no length")
+    if reads > MAX_READS:
+        raise Wrong(f"{reads} reads of one file")
+
+
 def _value(rng: random.Random, depth: int = 0) -> object:
     """Anything that a message's part may hold, often what it should."""
     data = base64.b64encode(change_bytes(rng, rng.choice(_IMAGES[:1]))).decode()
@@ -76,4 +109,4 @@ def parts_case(rng: random.Random) -> None:
         return
 
 
-MEDIA: Mapping[str, Case] = {"image": image_case, "image-parts": parts_case}
+MEDIA: Mapping[str, Case] = {"image": image_case, "image-parts": parts_case, "sound": sound_case}

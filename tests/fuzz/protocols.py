@@ -178,6 +178,7 @@ def _request(rng: random.Random, number: int, body: dict[str, Any]) -> bytes:
 _OPERATIONS = (
     *("generate", "attach", "cancel", "more", "tokenize", "detokenize", "status", "nodes"),
     *("models", "hello", "ping", "goodbye", "put_blob", "has_blob", "session.create"),
+    "media.probe",
     *("session.append", "session.generate", "session.finish", "session.cancel", "embed"),
 )
 _KEYS: dict[str, Any] = {

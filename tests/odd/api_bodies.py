@@ -20,6 +20,7 @@ Body = dict[str, Any]
 _OTHERS = (
     *("hello", "ping", "cancel", "more", "attach", "session.create", "session.append"),
     *("session.generate", "session.get", "session.finish", "put_blob", "has_blob", "tokenize"),
+    "media.probe",
     *("detokenize", "status", "nodes", "models", "", "GENERATE", "generate\0", "no such"),
 )
 _FLOAT_KEYS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty")

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from bus.errors import Invalid
-from bus.media_probe import MAX_READS, WINDOW_BYTES, ImageInfo, probe_image, probe_image_bytes
+from bus.header_reader import MAX_READS, WINDOW_BYTES
+from bus.media_probe import ImageInfo, probe_image, probe_image_bytes
 
 _FILE = Path(__file__).parents[2] / "vectors" / "images.json"
 #: Made by an image library, see `source` there.
@@ -118,7 +119,7 @@ def test_little_of_a_file_is_looked_at(data: bytes) -> None:
         why = error.message
     else:
         why = ""
-    assert not why or "not near its beginning" in why
+    assert not why or "near its beginning" in why
     assert len(reads) <= MAX_READS
     assert set(reads) == {WINDOW_BYTES}
 

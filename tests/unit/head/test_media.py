@@ -243,6 +243,16 @@ def test_probe_says_what_a_file_is(name: str, size: tuple[int, int]) -> None:
     assert (found["animated"], found["bytes"]) == (False, len(IMAGES[name]))
 
 
+def test_probe_says_what_a_sound_is() -> None:
+    head = Head()
+    wav = struct.pack("<4sI4s4sIHHIIHH", b"RIFF", 0, b"WAVE", b"fmt ", 16, 1, 1, 8000, 16000, 2, 16)
+    blob = head.files.put(wav + b"data" + struct.pack("<I", 4000) + bytes(4000))
+    found = head.call("media.probe", sha256=blob.sha256)
+    assert found["kind"] == "end"
+    assert (found["media"], found["format"], found["bytes"]) == ("audio", "wav", 4044)
+    assert (found["seconds"], found["rate"], found["channels"]) == (0.25, 8000, 1)
+
+
 def test_probe_of_what_is_no_image_or_not_there() -> None:
     head = Head()
     error = head.call("media.probe", sha256=HASH)["error"]
