@@ -117,7 +117,9 @@ def _token(context: CliContext, state: StateFolder, machine: Machine) -> str:
 
 def _models(context: CliContext, state: StateFolder, machine: Machine) -> str:
     hint = context.command("model import smollm2")
-    own = _refusal(lambda: preflight.check_models(state, hint)) if machine.runs_head else ""
+    # A head alone needs none: it has tokenizers from its nodes.
+    serves = machine.runs_head and machine.plans
+    own = _refusal(lambda: preflight.check_models(state, hint)) if serves else ""
     return own or machine.problem("models")
 
 

@@ -241,8 +241,10 @@ def _check_before_start(
     not_served = [reason for plan in plans for reason in plan.not_served]
     if config is not None:
         preflight.check_joinable(config, plans)
-        _, more = preflight.check_models(state, context.command("model import smollm2"))
-        not_served += more
+        if plans:
+            # A head alone needs none: it has tokenizers from its nodes.
+            _, more = preflight.check_models(state, context.command("model import smollm2"))
+            not_served += more
     for reason in dict.fromkeys(not_served):
         note(f"not served: {reason}")
     return plans

@@ -410,3 +410,17 @@ def test_a_port_in_use_is_1(machine: Machine) -> None:
 def test_a_percent_in_the_path_is_2(machine: Machine) -> None:
     machine.state = machine.state.rename(machine.state.with_name("50%"))
     assert "%" in machine.fails(2, "up")
+
+
+def test_a_head_without_a_model_serves_what_its_nodes_have(
+    machine: Machine, second: Machine
+) -> None:
+    (machine.state / "models" / "toy").unlink()
+    machine.ok("up", "--head-only")
+    assert "model import" not in machine.ok("doctor")
+    second.join(machine)
+    second.take_token(machine)
+    second.ok("up", "--agent-only")
+    asked = ("run", "toy", "hello", "--max-new", "8", "--temperature", "0", "-o", "json")
+    answer = json.loads(machine.ok(*asked))
+    assert len(answer["tokens"]) == answer["usage"]["completion"] <= 8
