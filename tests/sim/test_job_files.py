@@ -54,14 +54,12 @@ def ask(fleet: MemoryFleet, *blobs: BlobRef) -> list[JobDone | SuperfluidError]:
     head = fleet.head
     assert head is not None
     spec = JobSpec(model=MODEL, kind="embed", body=BODY, blobs=blobs or (BLOB,))
-    head.post(
-        lambda: (
-            head.core.runs.jobs.submit(
-                spec, lambda *_: None, lambda end, _: ends.append(end), head.now()
-            )
-            and None
-        )
-    )
+
+    def submit() -> None:
+        desk = head.core.runs.jobs
+        desk.submit(spec, lambda *_: None, lambda end, _: ends.append(end), head.now())
+
+    head.post(submit)
     return ends
 
 
