@@ -7,17 +7,21 @@ that continues at any cursor, at any time and after any restart, gets the same b
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bus.messages.text import Described
 from bus.text.detokenizer import Detokenizer
 from bus.text.stops import StopMatcher
-from head.text.channels import FORMATS, ChannelSplitter, Pieces
+from head.text.channels import FORMATS, ChannelSplitter, Pieces, ToolCall
 
 #: Ids of calls are this many letters and digits: what the strictest templates take.
 CALL_ID_LENGTH = 9
+_HALF_CHARACTERS = re.compile("[\ud800-\udfff]")
+_ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _CALL_ID_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -179,8 +183,19 @@ class AnswerPieces:
         return "".join(parts)
 
     def _count(self, pieces: Pieces) -> Pieces:
+        if not pieces.calls:
+            return pieces
         self.calls += len(pieces.calls)
-        return pieces
+        return replace(pieces, calls=tuple(map(_in_unicode, pieces.calls)))
+
+
+def _in_unicode(call: ToolCall) -> ToolCall:
+    """A call without half characters, which JSON can escape and no text can hold (U+FFFD)."""
+    text = call.arguments
+    if _ESCAPED_HALF.search(text):
+        whole = json.dumps(json.loads(text), ensure_ascii=False)
+        text = whole if _HALF_CHARACTERS.search(whole) else text
+    return replace(call, arguments=_HALF_CHARACTERS.sub("\ufffd", text))
 
 
 def call_id(name: str, index: int) -> str:

@@ -9,13 +9,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tests.fuzz.channels import CHANNELS
+from tests.fuzz.chats import CHATS
 from tests.fuzz.decoders import DECODERS, Case
 from tests.fuzz.links import LINKS
 from tests.fuzz.media import MEDIA
 from tests.fuzz.model_files import MODEL_FILES
+from tests.fuzz.prompts import PROMPTS
 from tests.fuzz.protocols import PROTOCOLS
 
-TARGETS: Mapping[str, Case] = {**DECODERS, **LINKS, **PROTOCOLS, **MODEL_FILES, **MEDIA, **CHANNELS}
+TARGETS: Mapping[str, Case] = {
+    **DECODERS,
+    **LINKS,
+    **PROTOCOLS,
+    **MODEL_FILES,
+    **MEDIA,
+    **CHANNELS,
+    **CHATS,
+    **PROMPTS,
+}
 #: Targets take turns, so that a short run sees all of them.
 TURN_S = 0.25
 #: What is told in full; the others are only counted.

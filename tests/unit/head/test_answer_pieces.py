@@ -202,6 +202,25 @@ def test_t1_a_character_cut_by_the_end_is_dropped_in_every_channel() -> None:
     assert joined([*told, reader.finish(cut=True)]) == Pieces("", "a\ud55c", ())
 
 
+def test_half_characters_in_arguments_are_replaced() -> None:
+    escaped = '{"a": "x\\ud800\\ud83d\\ude00"}'
+    whole = '{"a": "x\ufffd\U0001f600"}'
+    assert _argument("hermes", f'<tool_call>{{"name": "f", "arguments": {escaped}}}') == whole
+    assert _argument("llama4", r'<|python_start|>[f(a="x\ud800")]') == '{"a": "x\ufffd"}'
+    # What is whole stays as the model wrote it.
+    pair = '{"a": "\\ud83d\\ude00"}'
+    assert _argument("hermes", f'<tool_call>{{"name": "f", "arguments": {pair}}}') == pair
+
+
+def _argument(form: str, said: str) -> str:
+    """The arguments of the one call in an answer."""
+    model = Model(form, random.Random(1))
+    reader = model.reader(Channels(form=form, tools=TOOLS))
+    end = {"hermes": "</tool_call>", "llama4": "<|python_end|>"}[form]
+    (call,) = joined([reader.push(model.ids(said + end)), reader.finish(cut=False)]).calls
+    return call.arguments
+
+
 def test_the_first_tokens_of_min_tokens_are_no_stop() -> None:
     model = Model("hermes", random.Random(1))
     reader = model.reader(Channels(form="hermes", tools=TOOLS, stops=("STOP",)), min_tokens=6)
