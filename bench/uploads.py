@@ -308,7 +308,30 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=5, help="of each kind [default: 5]")
     add_model_option(parser)
     found = measure(parser.parse_args())
+    print_table(found)
     print(json.dumps(found))
+
+
+def print_table(found: dict[str, Any]) -> None:
+    """The figures that are wanted, for people."""
+    if files := found.get("files"):
+        beside, late = files["with_files"], files["with_files"]["heartbeat_late_max_ms"]
+        print(f"{files['bytes'] / MB:.0f} MB to head and node in {files['seconds']:.1f} s")
+        print(
+            f"  gap p99: {beside['inter_token_p99_ms']} ms, {files['p99_ratio']} of that without "
+            f"(wanted: at most 1.5); pairs: {files['p99_ratios']}"
+        )
+        print(
+            f"  heartbeats: {beside['heartbeats']}, the latest by {late} ms, "
+            f"{beside['heartbeats_late']} by more than {LATE_MS:.0f} ms (wanted: none)"
+        )
+    for op, each in found.get("prompts", {}).items():
+        print(
+            f"{PROMPT_BYTES // 1000} KB, {op}: {each['seconds']} s; longest gap "
+            f"{each['extra_gap_ms']:+} ms, at most {each['extra_gap_max_ms']:+} ms (wanted: 50); "
+            f"heartbeats at most {each['heartbeat_late_max_ms']} ms late (wanted: 50)"
+        )
+    print(f"load of the machine before and after: {found['load']}")
 
 
 if __name__ == "__main__":
