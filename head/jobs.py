@@ -299,6 +299,8 @@ class JobDesk:
     def schedule(self, model: ModelName, now: float) -> None:
         """Begin what can begin of a model's jobs, in their turn."""
         line = self._lines[model]
+        if not len(line) or self._is_full(model):
+            return
         passed: list[tuple[ClientKey, int]] = []
         while len(passed) < LOOK_AHEAD and (taken := line.pop()) is not None:
             if not self._place(self._jobs[taken[1]], now):
@@ -309,6 +311,11 @@ class JobDesk:
             # What ends has an owner, who may ask for more at once.
             if (job := self._jobs.get(number)) is not None and job.on is None:
                 self._refuse_hopeless(job, now)
+
+    def _is_full(self, model: ModelName) -> bool:
+        """Whether some nodes serve a model, and none of them has room for a job."""
+        serving = [node for node in self._fleet.nodes if node.view(model).serving is not None]
+        return bool(serving) and all(node.jobs[model] >= MAX_IN_FLIGHT for node in serving)
 
     def _place(self, job: Job, now: float) -> bool:
         """Begin a job that is in no line, where least of its model runs; False when none can."""
