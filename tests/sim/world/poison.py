@@ -21,6 +21,8 @@ from tests.sim.world.record import Answer, Plan, Record, Run, Violation
 #: died with another that was as much to be suspected. One more where the first died with so many
 #: that they went on together (head/suspects.py), and for each death that was certain of nobody.
 MAX_KILLS = 3
+#: And so many where it was alone on each.
+MAX_KILLS_ALONE = 2
 #: Tokens that may be made in one step, so that the last of them is beyond the one that kills.
 MOST_IN_A_STEP = 4
 
@@ -53,6 +55,8 @@ class PoisonRules:
     _killed_s: dict[int, float] = field(default_factory=dict)
     #: By answer: the answers on each of the workers that it killed.
     _beside: dict[int, list[list[Answer]]] = field(default_factory=dict)
+    #: By answer: workers that it killed when nothing else was on them.
+    _alone: dict[int, int] = field(default_factory=dict)
     #: By answer: workers that it killed with a generation that the head did not know any more, or
     #: of a slow reader, whom a suspect does not wait for when much of it may have been unseen.
     _strays: dict[int, int] = field(default_factory=dict)
@@ -106,9 +110,13 @@ class PoisonRules:
             return
         answer.kills += 1
         self.record.count(f"killed {answer.kills}")
+        name = answer.plan.name if answer.plan else "?"
         if answer.kills > MAX_KILLS + self._excused(answer):
-            name = answer.plan.name if answer.plan else "?"
             raise Violation(f"{name} has killed {answer.kills} workers")
+        if self._beside[number][-1] == [answer]:
+            alone = self._alone[number] = self._alone.get(number, 0) + 1
+            if alone >= MAX_KILLS_ALONE and answer.finish is None:
+                raise Violation(f"{name} has killed {alone} workers alone and goes on")
 
     def _excused(self, answer: Answer) -> int:
         number = answer.row.answer
