@@ -11,7 +11,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
+
+import msgpack
 
 from bus.messages.text import Described
 from bus.text.detokenizer import Detokenizer
@@ -20,6 +23,8 @@ from head.text.channels import FORMATS, ChannelSplitter, Pieces, ToolCall
 
 #: Ids of calls are this many letters and digits: what the strictest templates take.
 CALL_ID_LENGTH = 9
+#: Lists of tools, each of at most a megabyte, that answers have in common.
+SHARED_TOOLS = 32
 _HALF_CHARACTERS = re.compile("[\ud800-\udfff]")
 _ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _CALL_ID_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -55,21 +60,28 @@ class Channels:
 
     @classmethod
     def from_map(cls, kept: Mapping[str, Any]) -> Channels:
-        """As it was kept.
+        """As it was kept; what a format that this version does not know marks is text.
 
         Raises:
-            ValueError: this version knows no such format.
             KeyError: something is missing.
         """
-        if kept["form"] not in FORMATS:
-            raise ValueError(f"its format {kept['form']!r} is not known to this version")
         return cls(
-            form=kept["form"],
-            tools=tuple(kept["tools"]),
+            form=kept["form"] if kept["form"] in FORMATS else "plain",
+            tools=shared_tools(msgpack.packb(kept["tools"])),
             opened=kept["opened"],
             parallel=kept["parallel"],
             stops=tuple(kept["stops"]),
         )
+
+
+@lru_cache(maxsize=SHARED_TOOLS)
+def shared_tools(packed: bytes) -> tuple[Mapping[str, Any], ...]:
+    """Tools as one object for all answers that have the same: many are kept, and for long.
+
+    Args:
+        packed: a msgpack list of them.
+    """
+    return tuple(msgpack.unpackb(packed))
 
 
 class AnswerPieces:

@@ -17,7 +17,7 @@ from bus.fields import kind_of
 from bus.messages.chat import ChatOptions
 from bus.messages.sampling import MAX_CONSTRAINT_BYTES, Constraint
 from bus.messages.text import Encoded
-from head.answer_pieces import Channels
+from head.answer_pieces import Channels, shared_tools
 from head.answers import Answer
 from head.text.channels import FORMATS, ChannelFormat, choose_format
 from head.tool_definitions import Tool, pack_tools, read_tools, tool_named
@@ -68,7 +68,7 @@ class ChatPlan:
             return
         answer.channels = Channels(
             form=form.name,
-            tools=self.tools,
+            tools=shared_tools(self.packed_tools),
             opened=rendered.tail,
             parallel=self.parallel,
             stops=answer.sampling.stop,
