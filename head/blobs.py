@@ -67,7 +67,7 @@ class _Line:
     #: When its pace allows the next chunk.
     next_at: float = 0.0
 
-    def took(self, size: int, bytes_per_s: int, now: float) -> None:
+    def took(self, size: int, bytes_per_s: float, now: float) -> None:
         """So many bytes of files go out on it."""
         if size and bytes_per_s:
             self.next_at = max(self.next_at, now - CATCH_UP_S) + size / bytes_per_s
@@ -84,7 +84,7 @@ class BlobDesk:
     """
 
     def __init__(
-        self, outbox: Outbox, source: BlobSource, timers: Timers, *, link_bytes_per_s: int = 0
+        self, outbox: Outbox, source: BlobSource, timers: Timers, *, link_bytes_per_s: float = 0.0
     ) -> None:
         self._outbox = outbox
         self._source = source

@@ -56,7 +56,7 @@ class RunPolicy:
     #: A session without a turn for so long is given up by its node; the head keeps it.
     idle_s: float = 600.0
     #: Bytes a second of files on each link; 0 is no limit.
-    link_bytes_per_s: int = 0
+    link_bytes_per_s: float = 0.0
 
 
 class Runs:
