@@ -7,11 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bus.ids import ModelName
+from bus.text.model_files import (
+    CHAT_TEMPLATE,
+    RECORD,
+    TEMPLATE_FOLDERS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+)
 
-#: A folder that has it is a model folder; text processes open and check it.
-TOKENIZER = "tokenizer.json"
 #: Which files a folder's texts go by, beside the former.
-_TEXT_FILES = ("superfluid.json", "tokenizer_config.json", "chat_template.jinja")
+_TEXT_FILES = (RECORD, TOKENIZER_CONFIG, CHAT_TEMPLATE, *TEMPLATE_FOLDERS)
 
 
 def find_folders(models: Path) -> Mapping[ModelName, str]:

@@ -39,7 +39,7 @@ from agent.models.surgery import Rewritten, rewrite
 from agent.models.tensors import INLINE_BYTES, TensorFile
 from agent.models.writer import check_name, link_file, replacing_folder, write_json, write_record
 from bus.errors import ModelIncomplete
-from bus.text.model_files import template_file
+from bus.text.model_files import TEMPLATE_FOLDERS, named_templates, template_file
 from bus.text.tokenizer import TextModel
 
 #: Beside these every other text file of the source is left out.
@@ -226,6 +226,10 @@ def _write_texts(found: Prepared, folder: Path, graph: str) -> None:
         text = read_object(template).get("chat_template")
         if isinstance(text, str):
             (folder / CHAT_TEMPLATE).write_text(text, "utf-8")
+    for name, text in named_templates(source, {}).items():
+        file = folder / TEMPLATE_FOLDERS[0] / f"{name}.jinja"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text, "utf-8")
     write_json(folder / GENAI_CONFIG, _genai_config(found, graph))
 
 

@@ -17,6 +17,7 @@ from agent.models.vocabulary_source import (
     VocabularySource,
     check_vocabulary,
 )
+from bus.text.model_files import DEFAULT_TEMPLATE
 
 #: Control tokens that keep the white space after them where others of their vocabulary do not.
 _KEEPS_SPACES = ("<unk>", "<s>", "<|endoftext|>")
@@ -78,7 +79,7 @@ def tokenizer_config(source: VocabularySource, max_positions: int) -> dict[str, 
         "eos_token": source.text(source.eos_id),
         "unk_token": source.text(source.unknown_id),
         "pad_token": source.text(source.pad_id),
-        "chat_template": source.chat_template,
+        "chat_template": _templates(source),
     }
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -87,3 +88,12 @@ def tokenizer_config(source: VocabularySource, max_positions: int) -> dict[str, 
         "clean_up_tokenization_spaces": False,
         **{key: value for key, value in named.items() if value is not None},
     }
+
+
+def _templates(source: VocabularySource) -> str | list[dict[str, str]] | None:
+    """One template as text, several as the list that other programs read."""
+    if not source.named_templates:
+        return source.chat_template
+    default = {} if source.chat_template is None else {DEFAULT_TEMPLATE: source.chat_template}
+    templates = {**source.named_templates, **default}
+    return [{"name": name, "template": text} for name, text in templates.items()]

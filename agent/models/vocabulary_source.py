@@ -8,11 +8,12 @@ of merges; `bert` is WordPiece.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent.models.text_cuts import CUTS
 from bus.errors import Invalid
+from bus.text.model_files import MAX_NAMED_TEMPLATES
 
 #: `tokenizer.ggml.token_type` values.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -59,6 +60,7 @@ _DEFAULT_IDS: Mapping[str, Mapping[str, int]] = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
     "bert": {"bos": 101, "seperator": 102, "unknown": 100, "padding": 0},
 }
+_NAMED_TEMPLATE = "tokenizer.chat_template."
 _PHI3 = ("phi-3", "phi3")
 
 
@@ -73,6 +75,7 @@ class VocabularySource:
         add_bos: whether plain text is preceded by it.
         eos_ids: every id that ends a sequence.
         chat_template: Jinja source, if the file has one.
+        named_templates: sources of further ones, by name, such as `tool_use`.
         last_id: what a text that is encoded whole ends with (`</s>`, `[SEP]`), if anything.
         strips_after: whether white space after a control token goes with it.
         lowercase: whether WordPiece makes letters small.
@@ -97,6 +100,7 @@ class VocabularySource:
     strips_after: bool = False
     lowercase: bool = True
     strip_accents: bool = True
+    named_templates: Mapping[str, str] = field(default_factory=dict)
 
     def text(self, token: int | None) -> str | None:
         """Text of an id."""
@@ -136,6 +140,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> VocabularySource:
         add_space=bool(get("add_space_prefix", kind == "llama")),
         eos_ids=_end_ids({eos, named["eot"], named["eom"]}, tokens, kinds),
         chat_template=template if isinstance(template, str) and template else None,
+        named_templates=_named_templates(metadata),
         strips_after=any(text in str(metadata.get("general.name")).lower() for text in _PHI3),
     )
     if kind == "bert":
@@ -145,6 +150,15 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> VocabularySource:
             source, lowercase=lowercase, strip_accents=accents, last_id=named["seperator"]
         )
     return replace(source, last_id=eos if get("add_eos_token", False) else None)
+
+
+def _named_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
+    found = {
+        key.removeprefix(_NAMED_TEMPLATE): text
+        for key, text in metadata.items()
+        if key.startswith(_NAMED_TEMPLATE) and isinstance(text, str) and text
+    }
+    return dict(list(found.items())[:MAX_NAMED_TEMPLATES])
 
 
 class _Getter:

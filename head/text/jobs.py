@@ -29,11 +29,11 @@ from bus.messages.text import (
 from bus.text.constraints import check_constraint, make_tokenizer
 from bus.text.encodings import Encodings
 from bus.text.escaping import Escaper
-from bus.text.model_files import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
+from bus.text.model_files import CHAT_TEMPLATE, TEMPLATE_FOLDERS, TOKENIZER, TOKENIZER_CONFIG
 from bus.text.process import Handler, narrow_limits
 from bus.text.tokenizer import TextModel
 from bus.unpacking import unpack
-from head.encoders import ENCODER, folder_kind, makes_no_text
+from head.encoders import NO_TEXT, folder_kind, makes_no_text
 from head.json_values import MAX_DEPTH
 from head.text.channel_formats import choose_format
 from head.text.prompts import ChatPrompt, Prompt
@@ -58,8 +58,8 @@ class _Opened:
     @cached_property
     def template(self) -> ChatTemplate:
         files = self.model.files
-        if not files.has_template and folder_kind(files.folder) == ENCODER:
-            raise makes_no_text(files.name)
+        if not files.has_template and (kind := folder_kind(files.folder)) in NO_TEXT:
+            raise makes_no_text(files.name, kind)
         return ChatTemplate(
             files.name, files.template, files.named_tokens, named=files.named_templates
         )
@@ -180,7 +180,7 @@ class TextJobs:
 
 def _stamps(folder: Path) -> list[int]:
     found = []
-    for name in (TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE):
+    for name in (TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE, *TEMPLATE_FOLDERS):
         try:
             found.append((folder / name).stat().st_mtime_ns)
         except OSError:

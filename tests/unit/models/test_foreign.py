@@ -17,6 +17,7 @@ from agent.models.foreign import describe_foreign, import_foreign, prepare
 from agent.models.selftest import check, open_session, prompt_logits
 from agent.worker.model_runner import ModelRunner
 from bus.errors import ModelIncomplete
+from bus.text.model_files import read_model_files
 from tests.harness.foreign_folders import (
     EOS_IN_GENERATION_CONFIG,
     WINDOW,
@@ -258,3 +259,13 @@ def test_genai_settings_are_kept(tmp_path: Path) -> None:
     assert made["search"]["top_k"] == 40
     assert made["model"]["decoder"]["inputs"]["past_key_names"] == "past.%d.k"
     assert "attention_mask" not in made["model"]["decoder"]["inputs"]
+
+
+def test_templates_by_name_come_along(tmp_path: Path) -> None:
+    source = export_genai(toy_model_folder(), tmp_path / "genai")
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "tool_use.jinja").write_text("for tools")
+    folder = import_foreign(source, tmp_path / "model")
+    files = read_model_files(folder.path)
+    assert dict(files.named_templates) == {"tool_use": "for tools"}
+    assert files.template == read_model_files(source).template

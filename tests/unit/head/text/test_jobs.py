@@ -108,7 +108,7 @@ def test_an_encoder_says_that_it_makes_no_text(tmp_path: Path) -> None:
     described = TextJobs().describe(Describe(job=1, folder=str(folder)))
     assert described.kind == "encoder"
     assert TEXT.decode(TEXT.encode(described)) == described
-    with pytest.raises(Invalid, match="plain is an encoder; it makes embeddings, not text"):
+    with pytest.raises(Invalid, match="plain is an encoder: it makes embeddings, not text"):
         TextJobs().render_chat(chat(folder, {"role": "user", "content": "x"}))
 
 
