@@ -117,16 +117,61 @@ def tagged_call(end: str, other: Mapping[str, CallGrammar] | None = None) -> Cal
     return read
 
 
+def object_call(turn: Turn) -> Steps[None]:
+    """One call, which ends with its object."""
+    yield from turn.reader.skip()
+    name, arguments = yield from call_object(turn)
+    turn.call(name, arguments)
+
+
 def listed_calls(end: str = "") -> CallGrammar:
-    """Calls in a JSON list, each given when it is whole, and the tag that ends them if any."""
+    """Calls in a JSON list, or one after another, and the tag that ends them if there is one.
+
+    Each is given when it is whole.
+    """
 
     def read(turn: Turn) -> Steps[None]:
         yield from turn.reader.skip()
+        if (yield from turn.reader.need()) == "{" and end:
+            marker = yield from turn.reader.one_of(marks_of("{"))
+            while marker == "{":
+                name, arguments = yield from call_object(turn, opened=True)
+                turn.call(name, arguments)
+                yield from turn.reader.skip()
+                if (yield from turn.reader.over()):
+                    return
+                marker = yield from turn.reader.one_of(marks_of("{", end))
+            return
         yield from call_list(turn)
         if end:
             yield from turn.reader.skip()
             if not (yield from turn.reader.over()):
                 yield from expect(turn.reader, end)
+
+    return read
+
+
+def keyed_calls(end: str) -> CallGrammar:
+    """Apertus' calls: a list of objects with the tool's name as the one key."""
+
+    def read(turn: Turn) -> Steps[None]:
+        reader = turn.reader
+        yield from expect(reader, "[")
+        marker = ","
+        while marker == ",":
+            yield from reader.skip()
+            yield from expect(reader, "{")
+            yield from reader.skip()
+            name = json.loads((yield from json_string(reader)))
+            yield from reader.skip()
+            yield from expect(reader, ":")
+            arguments = yield from _arguments_of(turn, name)
+            yield from expect(reader, "}")
+            turn.call(name, arguments)
+            yield from reader.skip()
+            marker = yield from reader.one_of(_LIST_NEXT)
+        if not (yield from reader.over()):
+            yield from expect(reader, end)
 
     return read
 
@@ -216,3 +261,15 @@ def _arguments_of(turn: Turn, name: str) -> Steps[str]:
     arguments = object_text((yield from json_value(turn.reader)))
     yield from turn.reader.skip()
     return arguments
+
+
+def solar_call(turn: Turn) -> Steps[None]:
+    """`id<|tool_call:name|>name<|tool_call:args|>{...}<|tool_call:end|>`."""
+    reader = turn.reader
+    yield from reader.word(_NAME)
+    yield from expect(reader, "<|tool_call:name|>")
+    name = (yield from reader.word(_NAME)).strip()
+    yield from expect(reader, "<|tool_call:args|>")
+    arguments = yield from _arguments_of(turn, name)
+    yield from expect(reader, "<|tool_call:end|>")
+    turn.call(name, arguments)

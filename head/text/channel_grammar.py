@@ -122,11 +122,13 @@ class Marked:
             later such a marker is one that the text tells of.
         calls: what reads the calls behind each of their opening markers.
         first: reads calls that have no marker and stand where text would begin.
+        wrappers: markers around text that are no text.
     """
 
     reasoning: tuple[tuple[str, str], ...] = ()
     calls: Mapping[str, CallGrammar] = field(default_factory=dict)
     first: CallGrammar | None = None
+    wrappers: tuple[str, ...] = ()
 
     def __call__(self, turn: Turn, opened: str) -> Steps[None]:
         """Read an answer."""
@@ -141,6 +143,8 @@ class Marked:
                 return
             if turn.section is not None and marker == turn.section.end:
                 turn.section = None
+                turn.out.text.markup()
+            elif marker in self.wrappers:
                 turn.out.text.markup()
             elif marker in self._ends:
                 if turn.out.text.started:
@@ -208,11 +212,12 @@ class Marked:
         return dict(self.reasoning)
 
     def _marks(self, turn: Turn) -> Marks:
+        always = (*self._ends, *self.wrappers)
         if not turn.tools:
-            return marks_of(*self._ends)
+            return marks_of(*always)
         if turn.section is None:
-            return marks_of(*self._ends, *self.calls)
-        return marks_of(*self._ends, *self.calls, turn.section.end)
+            return marks_of(*always, *self.calls)
+        return marks_of(*always, *self.calls, turn.section.end)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -6,7 +6,7 @@ import ast
 import json
 import re
 
-from head.text.channel_calls import expect
+from head.text.channel_calls import bare_calls, expect
 from head.text.channel_grammar import Turn, marks_of
 from head.text.channel_json import MAX_DEPTH, is_scalar
 from head.text.channel_reader import Malformed, Reader, Steps
@@ -105,9 +105,13 @@ _PLAIN = {"'": re.compile(r"[^'\\\n]*"), '"': re.compile(r'[^"\\\n]*')}
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
-def python_calls(end: str = "") -> PythonCalls:
-    """Calls in a Python list, and the tag that ends them if any."""
-    return PythonCalls(end)
+def list_or_objects(turn: Turn) -> Steps[None]:
+    """Llama 4's calls without a marker: a Python list, or JSON objects."""
+    yield from turn.reader.skip()
+    if (yield from turn.reader.need()) == "{":
+        yield from bare_calls(turn)
+    else:
+        yield from PythonCalls("")(turn)
 
 
 class PythonCalls:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from head.text.channel_calls import expect
+from head.text.channel_calls import expect, object_text
 from head.text.channel_grammar import Turn, marks_of
-from head.text.channel_json import NotJson, parse_json
+from head.text.channel_json import NotJson, json_value, parse_json
 from head.text.channel_reader import Ended, Malformed, Steps
 from head.text.channel_values import Arguments, typed
 
@@ -42,8 +42,10 @@ _LINE_ENDS = ("\n</parameter>", "\n<parameter=", "\n</function>")
 class FunctionCall:
     """Qwen3-Coder's call from behind `<function=`, with the tag that ends it.
 
+    Other models write a JSON object between the function's tags, which is read, too.
+
     Attributes:
-        end: the tag.
+        end: the tag; empty: there is none.
     """
 
     end: str = "</tool_call>"
@@ -55,8 +57,23 @@ class FunctionCall:
         if name not in turn.tools:
             raise Malformed
         yield from expect(reader, ">")
-        arguments = Arguments()
         yield from reader.skip()
+        if (yield from reader.need()) == "{":
+            turn.call(name, (yield from self._json_arguments(turn)))
+        else:
+            turn.call(name, (yield from self._arguments(turn, name)))
+        yield from reader.skip()
+        if self.end and (yield from reader.more()):
+            yield from expect(reader, self.end)
+
+    def _json_arguments(self, turn: Turn) -> Steps[str]:
+        text = object_text((yield from json_value(turn.reader)))
+        yield from turn.reader.skip()
+        yield from expect(turn.reader, "</function>")
+        return text
+
+    def _arguments(self, turn: Turn, name: str) -> Steps[str]:
+        reader, arguments = turn.reader, Arguments()
         part = yield from reader.one_of(marks_of(*_PARTS))
         while part == "<parameter=":
             key = (yield from reader.word(_KEY)).strip()
@@ -66,10 +83,7 @@ class FunctionCall:
             if not part:
                 yield from reader.skip()
                 part = yield from reader.one_of(marks_of(*_PARTS))
-        turn.call(name, arguments.text())
-        yield from reader.skip()
-        if (yield from reader.more()):
-            yield from expect(reader, self.end)
+        return arguments.text()
 
 
 def _value(turn: Turn) -> Steps[tuple[str, str]]:

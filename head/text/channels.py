@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from head.text.channel_formats import FORMATS, ChannelFormat, choose_format
+from head.text.channel_format import ChannelFormat
+from head.text.channel_formats import FORMATS, choose_format
 from head.text.channel_grammar import Turn
 from head.text.channel_output import Output, Pieces
 from head.text.tool_calls import ToolCall, Tools

@@ -152,6 +152,37 @@ def split(form: str, text: str, step: int = 0, *, cut: bool = False, opened: str
         ("nemotron", '<TOOLCALL>[{"name": "now", "arguments": {}}]</TOOLCALL>', [("now", {})]),
         ("lfm2", '<|tool_call_start|>[get(city="Zürich")]<|tool_call_end|>', [("get", CITY)]),
         (
+            "tool-calls",
+            '<tool_calls>\n{"name": "get", "arguments": {"city": "Zürich"}}\n{"name": "now"}\n'
+            "</tool_calls>",
+            [("get", CITY), ("now", {})],
+        ),
+        (
+            "cohere",
+            '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get", "parameters": '
+            '{"city": "Zürich"}}\n]<|END_ACTION|>',
+            [("get", CITY)],
+        ),
+        (
+            "apertus",
+            '<|tools_prefix|>[{"get": {"city": "Zürich"}}, {"now": {}}]<|tools_suffix|>',
+            [("get", CITY), ("now", {})],
+        ),
+        ("gigachat", '<|function_call|>{"name": "now", "arguments": {}}', [("now", {})]),
+        (
+            "solar",
+            "<|tool_calls|><|tool_call:begin|>a1<|tool_call:name|>get<|tool_call:args|>"
+            '{"city": "Zürich"}<|tool_call:end|><|calls|>',
+            [("get", CITY)],
+        ),
+        ("functools", 'functools[{"name": "now", "arguments": {}}]', [("now", {})]),
+        ("functionary", '<function=get>{"city": "Zürich"}</function>', [("get", CITY)]),
+        (
+            "minicpm",
+            '<function name="get"><param name="days">3</param></function>',
+            [("get", {"days": 3})],
+        ),
+        (
             "minimax",
             '<minimax:tool_call>\n<invoke name="get">\n<parameter name="days">3</parameter>\n'
             "</invoke>\n</minimax:tool_call>",
@@ -237,6 +268,13 @@ def test_what_is_no_call_is_text_byte_by_byte(form: str, answer: str) -> None:
         ),
         ("glm", "<|assistant|></think>", "Yes", "Yes", ""),
         ("hermes", "<|im_start|>assistant\n<think>\n", "hm\n</think>\n\nYes", "Yes", "hm"),
+        (
+            "cohere",
+            "",
+            "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>Yes<|END_RESPONSE|>",
+            "Yes",
+            "hm",
+        ),
         (
             "hermes",
             "",
