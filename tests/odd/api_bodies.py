@@ -19,7 +19,15 @@ Body = dict[str, Any]
 #: Operations beside generating, with keys that some of them have.
 _OTHERS = (
     *("hello", "ping", "cancel", "more", "attach", "session.create", "session.append"),
-    *("session.generate", "session.get", "session.finish", "put_blob", "has_blob", "tokenize"),
+    *(
+        "session.generate",
+        "session.chat",
+        "session.get",
+        "session.finish",
+        "put_blob",
+        "has_blob",
+        "tokenize",
+    ),
     "media.probe",
     *("detokenize", "status", "nodes", "models", "", "GENERATE", "generate\0", "no such"),
 )
@@ -116,6 +124,35 @@ def _messages(rng: random.Random, body: Body, window: int) -> None:
         body["template"] = rng.choice(({}, {"messages": 5}, {"add_generation_prompt": junk(rng)}))
 
 
+def _tools(rng: random.Random, body: Body, window: int) -> None:
+    body |= {"op": "chat", "messages": [{"role": "user", "content": "Hello"}]}
+    tool: Body = {"name": "look", "parameters": {"properties": {"at": {"type": "string"}}}}
+    body["tools"] = rng.choice(
+        (
+            [tool],
+            [{"type": "function", "function": tool}, {"name": "now"}],
+            [tool, tool],
+            [tool | {"name": rng.choice(("", "a b", "\ud800", "x" * 65, 5))}],
+            [tool | {"parameters": rng.choice(({"not": {}}, {"type": "array"}, [], junk(rng)))}],
+            [junk(rng)],
+            junk(rng),
+        )
+    )
+    named = rng.choice(("look", "now", "rm", None, 5))
+    choices: tuple[Any, ...] = ("auto", "none", "required", "always", {"name": named}, junk(rng))
+    body["tool_choice"] = rng.choice(choices)
+    if rng.random() < 0.5:
+        body["channels"] = rng.choice(("hermes", "llama3", "harmony", "plain", "", "none", 5))
+    if rng.random() < 0.2:
+        body["parallel_tool_calls"] = rng.choice((False, 0, None, "no"))
+    if rng.random() < 0.3:
+        result = {"role": "tool", "tool_call_id": rng.choice(("c", "", 5)), "content": junk(rng)}
+        body["messages"] += [
+            {"role": "assistant", "tool_calls": rng.choice(([], junk(rng)))},
+            result,
+        ]
+
+
 def _float(rng: random.Random, body: Body, window: int) -> None:
     body[rng.choice((*_FLOAT_KEYS, "frequency_penalty"))] = rng.choice(FLOATS)
 
@@ -170,5 +207,5 @@ def _rest(rng: random.Random, body: Body, window: int) -> None:
 
 _TWISTS: tuple[Callable[[random.Random, Body, int], None], ...] = (
     *(_length, _ids, _messages, _float, _float, _int, _int, _bias, _stop, _stop_ids),
-    *(_constraint, _rest),
+    *(_constraint, _rest, _tools),
 )
