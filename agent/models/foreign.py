@@ -39,7 +39,7 @@ from agent.models.surgery import Rewritten, rewrite
 from agent.models.tensors import INLINE_BYTES, TensorFile
 from agent.models.writer import check_name, link_file, replacing_folder, write_json, write_record
 from bus.errors import ModelIncomplete
-from bus.text.model_files import TEMPLATE_FOLDERS, named_templates, template_file
+from bus.text.model_files import DEFAULT_TEMPLATE, named_templates, template_file
 from bus.text.tokenizer import TextModel
 
 #: Beside these every other text file of the source is left out.
@@ -226,11 +226,21 @@ def _write_texts(found: Prepared, folder: Path, graph: str) -> None:
         text = read_object(template).get("chat_template")
         if isinstance(text, str):
             (folder / CHAT_TEMPLATE).write_text(text, "utf-8")
-    for name, text in named_templates(source, {}).items():
-        file = folder / TEMPLATE_FOLDERS[0] / f"{name}.jinja"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(text, "utf-8")
+    named = named_templates(source, {})
+    if named:
+        _list_templates(folder / TOKENIZER_CONFIG, named)
     write_json(folder / GENAI_CONFIG, _genai_config(found, graph))
+
+
+def _list_templates(file: Path, named: dict[str, str]) -> None:
+    """Put templates that were files of their own into the list: a model folder is flat."""
+    config = read_object(file)
+    listed = config.get("chat_template") or []
+    if isinstance(listed, str):
+        listed = [{"name": DEFAULT_TEMPLATE, "template": listed}]
+    others = [one for one in listed if isinstance(one, dict) and one.get("name") not in named]
+    more = [{"name": name, "template": text} for name, text in named.items()]
+    write_json(file, {**config, "chat_template": [*others, *more]})
 
 
 def _genai_config(found: Prepared, graph: str) -> dict[str, Any]:
