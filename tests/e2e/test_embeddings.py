@@ -106,6 +106,32 @@ def test_a_worker_killed_in_the_middle_costs_nothing_but_time(nodes: int) -> Non
         assert "SIGKILL" in "".join(map(cluster.log, list_nodes(nodes)))
 
 
+@pytest.mark.model
+def test_a_head_that_is_killed_in_the_middle_is_asked_again() -> None:
+    texts = [f"Sentence {n} is about {'rivers and ' * (n % 12)}hills." for n in range(240)]
+    with Cluster(minilm_folder().path, threads=1) as cluster, cluster.connect() as client:
+        known = client.embed("minilm", texts)
+        (worker,) = cluster.workers("node-1")
+        made: list[npt.NDArray[np.float32]] = []
+        asking = threading.Thread(target=lambda: made.append(client.embed("minilm", texts)))
+        before = process_cpu_s(worker)
+        asking.start()
+        wait_for(lambda: int(process_cpu_s(worker) > before + 0.5))
+        assert not made
+        cluster.kill("head")
+        cluster.start_head()
+        asking.join(LIMIT_S)
+        assert np.abs(made[0] - known).max() < 1e-5
+        # What the former head had asked for was ended: nothing of it is computed now.
+        wait_for(lambda: int(is_idle(cluster)))
+
+
+def is_idle(cluster: Cluster) -> bool:
+    with cluster.connect() as client:
+        (node,) = client.nodes()
+        return bool(node["jobs"] == 0 and node["models"][0]["worker_phase"] == "idle")
+
+
 def list_nodes(count: int) -> list[str]:
     return [f"node-{number}" for number in range(1, count + 1)]
 
