@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,6 +117,19 @@ def test_a_function_is_run_and_its_result_answered(smollm2: Cluster) -> None:
     roles = [message["role"] for message in run.messages]
     assert roles == ["user", "assistant", "tool", "assistant"]
     assert run.answer.finish in ("stop", "length", "tool_calls")
+
+
+def test_the_example(smollm2: Cluster) -> None:
+    example = Path(__file__).parents[2] / "examples" / "tools.py"
+    done = subprocess.run(
+        [sys.executable, "-P", str(example), smollm2.model, "What time is it in Oslo?"],
+        env=os.environ | {"SUPERFLUID_STATE": str(smollm2.state)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip()
 
 
 def test_a_conversation_keeps_its_tokens_and_computes_what_is_new(smollm2: Cluster) -> None:

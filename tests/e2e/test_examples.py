@@ -34,7 +34,7 @@ def run(cluster: Cluster, name: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["stream.py", "many_at_once.py", "raw_frames.py"])
+@pytest.mark.parametrize("name", ["stream.py", "many_at_once.py", "raw_frames.py", "tools.py"])
 def test_without_arguments_it_says_how_it_is_used(name: str) -> None:
     command = [sys.executable, "-P", str(EXAMPLES / name)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
