@@ -99,6 +99,7 @@ class Conversation:
         #: What takes the end, and the error, of each request.
         self._handlers: dict[bytes, tuple[Handler, Handler]] = {}
         self._is_parking = False
+        self._parks = 0
         self._forks = 0
         #: What to do again when the head died before it answered.
         self._again: Callable[[], None] | None = None
@@ -248,6 +249,7 @@ class Conversation:
 
     def _park(self) -> None:
         self._is_parking = True
+        self._parks += 1
         if self._repeated(self._park):
             self._world.say(f"{self.name} parks")
             self._ask(self._parked, op="session.park", session=self.session)
@@ -261,7 +263,7 @@ class Conversation:
             asked: dict[str, Any] = {"op": op, "session": self.session}
             asked |= {"tokens": [65]} if op == "session.append" else {"max_new": 3}
             self._ask(self._taken_while_parked, self._must_be_parked, **asked)
-        self._world.fleet.after(self._rng.choice(THINKS_S), self._resume)
+        self._resume_after(self._rng.choice(THINKS_S))
 
     def _taken_while_parked(self, body: dict[str, Any]) -> None:
         raise Violation(f"{self.name} is parked, and the head took {body}")
@@ -269,6 +271,16 @@ class Conversation:
     def _must_be_parked(self, body: dict[str, Any]) -> None:
         if body["error"]["code"] != "parked":
             raise Violation(f"{self.name} is parked, and the head said {body['error']}")
+
+    def _resume_after(self, seconds: float) -> None:
+        parks = self._parks
+
+        def resume() -> None:
+            # A retry may have resumed it meanwhile, and it may be parked again.
+            if self._parks == parks:
+                self._resume()
+
+        self._world.fleet.after(seconds, resume)
 
     def _resume(self) -> None:
         if self._is_parking and self._repeated(self._resume):
@@ -280,7 +292,7 @@ class Conversation:
         if code == "invalid" and self.session not in self._world.record.parked:
             self._resumed(body)  # Done already, by a head that died before it could say so.
         elif code in PASSING:
-            self._world.fleet.after(RESUME_AGAIN_S, self._resume)
+            self._resume_after(RESUME_AGAIN_S)
         else:
             self._refused(body)
 
