@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import hashlib
 import importlib
 import json
 import struct
@@ -123,6 +124,18 @@ class _Vocabulary:
         )
         return list(room[:count])
 
+    def digest(self) -> str:
+        """The tokenizer digest (bus/text/vocabulary.py) of what each token adds to a text."""
+        size = self._lib.llama_vocab_n_tokens(self._vocabulary)
+        room = ctypes.create_string_buffer(4096)
+        digest = hashlib.sha256(struct.pack("<I", size))
+        for token in range(size):
+            count = self._lib.llama_token_to_piece(
+                self._vocabulary, token, room, len(room), 0, False
+            )
+            digest.update(struct.pack("<I", count) + room.raw[:count])
+        return digest.digest()[:8][::-1].hex()
+
     def close(self) -> None:
         self._lib.llama_model_free(self._model)
 
@@ -131,6 +144,7 @@ def _ask(lib: Any, file: Path) -> dict[str, Any]:
     opened = _Vocabulary(lib, file)
     marked = [form.format(text) for text in opened.control()[:3] for form in _AROUND]
     found = {
+        "digest": opened.digest(),
         "plain": [opened.ids(text, whole=False) for text in TEXTS],
         "marked": [
             [text, opened.ids(text, whole=False), opened.ids(text, whole=True)] for text in marked
