@@ -15,6 +15,7 @@ from agent.actions import Action, KeepParked, Note, SendToWorker, StopWorker, Wo
 from agent.blobs import NodeBlobs, NodeBlobStore
 from agent.model_commands import ModelCommands
 from agent.served_model import ServedModel
+from agent.transcribe_jobs import TranscribeJobs
 from agent.worker_jobs import EmbedJobs
 from agent.worker_requests import WorkerRequests
 from bus.agent_jobs import JobHandler, NodeJobs
@@ -24,7 +25,7 @@ from bus.agent_status import AgentModel
 from bus.errors import SuperfluidError
 from bus.ids import CommandId, GenerationId, ModelName, NodeIdentity, WorkerIncarnation
 from bus.messages import link, parts, worker
-from bus.messages.job_bodies import EMBED
+from bus.messages.job_bodies import EMBED, TRANSCRIBE
 from bus.messages.link_jobs import WORKER_BEHIND
 from bus.version import __version__
 
@@ -76,7 +77,11 @@ class AgentCore:
         self._blobs = NodeBlobs(files, self._blobs_in_use) if files is not None else None
         self._requests = WorkerRequests(self._models, self._session, self._blobs)
         self._jobs = NodeJobs(
-            {EMBED: EmbedJobs(self._models, self._do), **job_handlers},
+            {
+                EMBED: EmbedJobs(self._models, self._do),
+                TRANSCRIBE: TranscribeJobs(self._models, self._do),
+                **job_handlers,
+            },
             self._tell,
             self._requests.files_of,
         )

@@ -19,9 +19,10 @@ from bus.call import Call
 from bus.client_address import check_api_address
 from bus.client_chat import Conversations
 from bus.client_events import Ended, Failed
-from bus.client_jobs import Jobs
+from bus.client_files import PUT_BLOB
 from bus.client_request import checked_messages, checked_options, prompt_keys
 from bus.client_session import ClientSession
+from bus.client_transcripts import Transcripts
 from bus.closing import Closing
 from bus.errors import Invalid, NoHead, NotFound, SuperfluidError, WireError
 from bus.ids import RequestId
@@ -39,7 +40,7 @@ _RECONNECT_EVERY_S = 0.1
 _SETTLE_S = 0.5
 
 
-class Client(Closing, Conversations, Jobs):
+class Client(Closing, Conversations, Transcripts):
     """A connection to a head. Used by one thread; close it, or use it in `with`.
 
     Args:
@@ -235,7 +236,9 @@ class Client(Closing, Conversations, Jobs):
             SuperfluidError: what the head answered, or TimedOut, or NoHead.
         """
         limit = self._operation_timeout_s if timeout_s is None else timeout_s
-        request = self._start(op, body, limit, DEFAULT_CREDIT)
+        return self._reply(self._start(op, body, limit, DEFAULT_CREDIT))
+
+    def _reply(self, request: RequestId) -> dict[str, Any]:
         while True:
             for event in self._session.take(request):
                 if isinstance(event, Failed):
@@ -342,13 +345,25 @@ class Client(Closing, Conversations, Jobs):
         limit = self._timeout_s if timeout_s is None else timeout_s
         return self._start(op, body, limit, credit)
 
-    def _start(self, op: str, body: Mapping[str, Any], timeout_s: float, credit: int) -> RequestId:
+    def _put(self, body: Mapping[str, Any], part: bytes) -> RequestId:
+        return self._start(PUT_BLOB, body, self._operation_timeout_s, DEFAULT_CREDIT, (part,))
+
+    def _start(
+        self,
+        op: str,
+        body: Mapping[str, Any],
+        timeout_s: float,
+        credit: int,
+        frames: Sequence[bytes] = (),
+    ) -> RequestId:
         if self._closed:
             raise NoHead("this client is closed; connect again")
         if self._socket is None or self._socket.lost:
             self._reconnect(min(timeout_s, RECONNECT_S))
         now = self.clock()
-        request = self._session.start(op, body, now=now, credit=credit, deadline=now + timeout_s)
+        request = self._session.start(
+            op, body, now=now, credit=credit, deadline=now + timeout_s, frames=frames
+        )
         self.flush()
         return request
 

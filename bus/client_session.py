@@ -13,7 +13,7 @@ that is behind is felt by the head instead of filling memory.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,6 +112,7 @@ class ClientSession:
         now: float,
         credit: int = DEFAULT_CREDIT,
         deadline: float | None = None,
+        frames: Sequence[bytes] = (),
     ) -> RequestId:
         """Send a request.
 
@@ -121,6 +122,7 @@ class ClientSession:
             now: seconds, of the adapter's clock.
             credit: events that may wait here, 1 to 4096.
             deadline: when to give up, on the same clock; None never does.
+            frames: what travels behind the body; not for operations that are sent again.
 
         Raises:
             Invalid: credit is out of range, or a value can not travel.
@@ -133,7 +135,7 @@ class ClientSession:
         made = _Request(op, dict(body), credit, deadline, cursor, granted=credit)
         if not self._open:
             self._heard = now
-        self._send(op, request, made.body, credit)
+        self._send(op, request, made.body, credit, frames)
         self._open[request] = made
         return request
 
@@ -332,12 +334,17 @@ class ClientSession:
         self._send(op, self._new_id(_CONTROL_PREFIX), {"about": about, **more})
 
     def _send(
-        self, op: str, request: RequestId, body: Mapping[str, Any], credit: int | None = None
+        self,
+        op: str,
+        request: RequestId,
+        body: Mapping[str, Any],
+        credit: int | None = None,
+        frames: Sequence[bytes] = (),
     ) -> None:
         whole = {"op": op, "id": request, **body}
         if credit is not None:
             whole["credit"] = credit
-        self._out.append([MARK, pack_request(whole)])
+        self._out.append([MARK, pack_request(whole), *frames])
 
 
 def _remedy(op: str) -> str:

@@ -27,7 +27,7 @@ from head.admission import Admission
 from head.answers import Answer, Subscription
 from head.chat_request import ChatPlan
 from head.effects import NOBODY, ClientKey
-from head.encoders import ENCODER, makes_no_text
+from head.encoders import NO_TEXT, makes_no_text
 from head.operation import ApiRequest, Core
 from head.sampling_request import constraint_param, sampling_of
 from head.session_lines import SessionLines
@@ -156,8 +156,8 @@ class AnswerOperations:
         session: SessionId | None = None,
     ) -> Answer:
         self._core.texts.check(asked.model)
-        if self._core.texts.kind(asked.model) == ENCODER:
-            raise makes_no_text(asked.model)
+        if (kind := self._core.texts.kind(asked.model)) in NO_TEXT:
+            raise makes_no_text(asked.model, kind)
         blobs = self._core.uploads.find(asked.blobs)
         answer = self._core.new_answer(LOCAL_OWNER, asked, sampling_of(asked), now, session)
         answer.blobs = blobs

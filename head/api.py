@@ -31,6 +31,7 @@ from head.session_lines import SessionLines
 from head.session_operations import SessionOperations
 from head.store_operations import StoreOperations
 from head.texts import MakeJob
+from head.transcribe_operations import TranscribeOperations
 
 
 class Api:
@@ -42,6 +43,7 @@ class Api:
         self.answers = AnswerOperations(core, self.lines)
         self.jobs = JobRequests(core)
         self.embeddings = EmbedOperations(core, self.jobs)
+        self.transcripts = TranscribeOperations(core, self.jobs)
         self.chats = ChatOperations(core, self.answers)
         self.blobs = BlobOperations(core)
         self.prompts = RenderOperation(core)
@@ -202,6 +204,7 @@ OPERATIONS: dict[str, Operation] = {
     "detokenize": Api.detokenize,
     "render": lambda api, request, now: api.prompts.render(request, now),
     "embed": lambda api, request, now: api.embeddings.embed(request, now),
+    "transcribe": lambda api, request, now: api.transcripts.transcribe(request, now),
     "put_blob": lambda api, request, now: api.blobs.put_blob(request, now),
     "has_blob": lambda api, request, now: api.blobs.has_blob(request, now),
     "media.probe": lambda api, request, now: api.blobs.probe(request, now),

@@ -1,4 +1,4 @@
-"""Models that make vectors of texts: what a request for what they do not make is told."""
+"""Kinds of models, and what a request is told for what a model of one kind does not make."""
 
 from __future__ import annotations
 
@@ -10,20 +10,30 @@ from bus.text.model_files import RECORD
 
 DECODER = "decoder"
 ENCODER = "encoder"
+TRANSCRIBER = "transcriber"
+#: Kinds whose models answer no text.
+NO_TEXT = frozenset({ENCODER, TRANSCRIBER})
 
 
 def folder_kind(folder: Path) -> str:
-    """What a model folder's record says: `decoder` or `encoder`; without a record, decoder."""
+    """What a model folder's record says: one of the kinds here; without a record, decoder."""
     try:
         record = json.loads((folder / RECORD).read_text("utf-8"))
     except (OSError, ValueError):
         return DECODER
     found = record.get("kind", DECODER) if isinstance(record, dict) else DECODER
-    return ENCODER if found == ENCODER else DECODER
+    return found if found in NO_TEXT else DECODER
 
 
-def makes_no_text(model: str) -> Invalid:
-    """The error of a request for text of an encoder."""
+def makes_no_text(model: str, kind: str = ENCODER) -> Invalid:
+    """The error of a request for text of a model of one of `NO_TEXT`."""
+    if kind == TRANSCRIBER:
+        return Invalid(
+            f"{model} is a transcriber: it writes what it hears and answers no text; ask a model "
+            f"that makes text, or have it hear a file: sfctl transcribe {model} FILE, "
+            f"client.transcribe({model!r}, file)",
+            param="model",
+        )
     return Invalid(
         f"{model} is an encoder: it makes embeddings, not text; ask a model that makes text, or "
         f"get its vectors: sfctl embed {model} FILE, client.embed({model!r}, texts)",
@@ -36,5 +46,14 @@ def makes_no_vectors(model: str, kind: str) -> Invalid:
     return Invalid(
         f"{model} is a model of kind {kind} and makes no embeddings; ask an encoder: those of kind "
         "encoder in sfctl model ls --fleet",
+        param="model",
+    )
+
+
+def hears_nothing(model: str, kind: str) -> Invalid:
+    """The error of a request to transcribe of a model that is no transcriber."""
+    return Invalid(
+        f"{model} is a model of kind {kind} and hears no audio; ask a transcriber: those of kind "
+        "transcriber in sfctl model ls --fleet",
         param="model",
     )

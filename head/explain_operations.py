@@ -12,7 +12,7 @@ from bus.fields import MaxBytes, Range
 from bus.ids import ModelName, NodeIdentity, SessionId, pack_ids
 from bus.messages.api import MAX_PROMPT_TOKENS, QOS_CLASSES, QOS_NAMES, Ids, Qos
 from head.answer_operations import LOCAL_OWNER
-from head.encoders import ENCODER, makes_no_text
+from head.encoders import NO_TEXT, makes_no_text
 from head.operation import ApiRequest, Core
 from head.placement import Placement, estimate_ms
 from head.queueing import Entry, RequestQueue
@@ -89,8 +89,8 @@ class ExplainOperations:
         if asked.model is None:
             raise Invalid("name a model or a session", param="model")
         self._core.texts.check(asked.model)
-        if self._core.texts.kind(asked.model) == ENCODER:
-            raise makes_no_text(asked.model)
+        if (kind := self._core.texts.kind(asked.model)) in NO_TEXT:
+            raise makes_no_text(asked.model, kind)
         wanted = waiting.wanted(asked.model, pack_ids(asked.tokens or ()), asked.max_new)
         if asked.prompt_tokens is not None or not asked.tokens:
             wanted = replace(wanted, prompt_tokens=asked.prompt_tokens or NOMINAL_TOKENS)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from bus.capabilities import BLOBS, JOBS
 from bus.ids import ModelName, NodeIdentity
-from bus.messages.job_bodies import EMBED
+from bus.messages.job_bodies import EMBED, TRANSCRIBE
 from bus.messages.parts import BlobRef
 from head.effects import NOBODY, ClientKey
-from head.encoders import DECODER, ENCODER
+from head.encoders import DECODER, ENCODER, TRANSCRIBER
 from head.fleet_node import Node
 
 #: Gives the body with which to go on, of the first one and the number of parts that came.
@@ -33,7 +33,10 @@ class JobKind:
 
 
 #: By name. Kinds that are not here are served by all models, and repeat.
-JOB_KINDS = {EMBED: JobKind(frozenset({ENCODER}), makes="embeddings")}
+JOB_KINDS = {
+    EMBED: JobKind(frozenset({ENCODER}), makes="embeddings"),
+    TRANSCRIBE: JobKind(frozenset({TRANSCRIBER}), repeats=False, makes="transcripts"),
+}
 _ANY = JobKind()
 
 

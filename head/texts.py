@@ -108,7 +108,7 @@ class TextDesk:
         return len(known.vocabulary) if known else 0
 
     def kind(self, model: ModelName) -> str:
-        """`decoder` or `encoder`; empty while it is not known."""
+        """As in head/encoders.py; empty while it is not known."""
         known = self._described.get(model)
         return known.kind if known else ""
 

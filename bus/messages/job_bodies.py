@@ -12,15 +12,21 @@ import msgpack
 
 from bus.api_maps import from_map, to_map
 from bus.errors import Invalid
-from bus.fields import MaxBytes, MaxItems, OneOf
+from bus.fields import MaxBytes, MaxItems, OneOf, Range
 from bus.ids import PackedIds
 from bus.messages.link_jobs import MAX_JOB_BYTES
-from bus.messages.parts import U32, U63
-from bus.messages.worker import MAX_EMBED_INPUTS, MAX_VECTOR_BYTES
+from bus.messages.parts import U32, U63, Name
+from bus.messages.worker import (
+    MAX_EMBED_INPUTS,
+    MAX_VECTOR_BYTES,
+    MAX_WINDOW_SEGMENTS,
+    SpokenSegment,
+)
 from bus.unpacking import unpack
 
 #: Kinds of jobs.
 EMBED = "embed"
+TRANSCRIBE = "transcribe"
 
 POOLINGS = frozenset({"", "mean", "cls"})
 B = TypeVar("B")
@@ -69,3 +75,28 @@ class EmbedEnd:
     """How many tokens all inputs had."""
 
     tokens: U63 = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscribeBody:
+    """As in `worker.Transcribe`; the file is the job's one."""
+
+    language: Name = ""
+    from_s: Annotated[float, Range(0.0, 1e9)] = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscribePart:
+    """One window, as in `worker.TranscribedWindow`; a job can go on from `next_s` elsewhere."""
+
+    segments: Annotated[tuple[SpokenSegment, ...], MaxItems(MAX_WINDOW_SEGMENTS)]
+    next_s: Annotated[float, Range(0.0, 1e9)]
+    language: Name = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscribeEnd:
+    """As in `worker.Transcribed`."""
+
+    language: Name = ""
+    duration_s: Annotated[float, Range(0.0, 1e9)] = 0.0

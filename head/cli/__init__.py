@@ -32,6 +32,7 @@ from head.cli import (
     nodes,
     services,
     sessions,
+    transcribe,
 )
 from head.cli.context import CliContext, pass_context
 from head.cli.interrupts import Ended, take_signals
@@ -179,6 +180,7 @@ for _command in (
     chat.run,
     chat.chat,
     embed.embed,
+    transcribe.transcribe,
     attach.attach,
     sessions.session,
     explain.explain,

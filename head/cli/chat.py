@@ -22,7 +22,7 @@ from head.cli.logs import EXIT_INTERRUPTED
 from head.cli.output import format_option, note, print_error, print_json
 from head.cli.prompts import Lines, text_argument, whole_prompt
 from head.cli.sampling_options import logprob_lines, sampling_options
-from head.encoders import ENCODER, makes_no_text
+from head.encoders import NO_TEXT, makes_no_text
 
 #: Lines that end a chat.
 _GOODBYES = frozenset({"/exit", "/quit"})
@@ -215,11 +215,11 @@ def _check_chats(client: Client, model: str) -> None:
 
     Raises:
         NotFound: the fleet does not know it.
-        Invalid: it is an encoder, or has no chat template.
+        Invalid: it answers no text, or has no chat template.
     """
     found = _check_model(client, model)
-    if found.get("kind") == ENCODER:
-        raise makes_no_text(model)
+    if (kind := str(found.get("kind"))) in NO_TEXT:
+        raise makes_no_text(model, kind)
     # Of a model that the head has not described yet, the first answer tells.
     if found.get("kind") and not found.get("chat_template"):
         raise Invalid(

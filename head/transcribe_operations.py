@@ -1,0 +1,83 @@
+"""The operation `transcribe`: a file that was put, written down by a node, window after window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bus.api_maps import from_map, to_map
+from bus.errors import SuperfluidError
+from bus.messages.api import QOS_CLASSES
+from bus.messages.job_bodies import (
+    TRANSCRIBE,
+    TranscribeBody,
+    TranscribeEnd,
+    TranscribePart,
+    pack_body,
+    unpack_body,
+)
+from bus.messages.transcripts import SegmentsEvent, TranscribeRequest, TranscriptEnd
+from head.encoders import TRANSCRIBER, hears_nothing
+from head.job_requests import DONE, JobRequests
+from head.jobs import JobDone, JobSpec
+from head.operation import ApiRequest, Core
+
+
+class TranscribeOperations:
+    """Owned by the API; works on the head's core."""
+
+    def __init__(self, core: Core, requests: JobRequests) -> None:
+        self._core = core
+        self._requests = requests
+
+    def transcribe(self, request: ApiRequest, now: float) -> None:
+        asked = from_map(TranscribeRequest, request.body)
+        self._core.texts.check(asked.model)
+        kind = self._core.texts.kind(asked.model)
+        if kind and kind != TRANSCRIBER:
+            raise hears_nothing(asked.model, kind)
+        files = self._core.uploads.find((asked.sha256,))
+        windows = _Windows(TranscribeBody(language=asked.language, from_s=asked.from_s))
+        spec = JobSpec(
+            model=asked.model,
+            kind=TRANSCRIBE,
+            body=pack_body(windows.body),
+            client=request.client,
+            blobs=files,
+            qos=QOS_CLASSES[asked.qos],
+            wall_ms=asked.max_wall_ms,
+            resume=windows.resume,
+        )
+        opened = self._requests.open(request)
+        try:
+            opened.run(spec, windows.event, windows.end, now)
+        except SuperfluidError as error:
+            opened.fail(error)
+
+
+class _Windows:
+    """How far one request is.
+
+    Attributes:
+        body: with which the job would begin now.
+    """
+
+    def __init__(self, body: TranscribeBody) -> None:
+        self.body = body
+
+    def event(self, body: bytes) -> dict[str, Any]:
+        """What the client gets of a part."""
+        part = unpack_body(TranscribePart, body)
+        self.body = TranscribeBody(language=self.body.language or part.language, from_s=part.next_s)
+        return to_map(
+            SegmentsEvent(segments=part.segments, next_s=part.next_s, language=part.language)
+        )
+
+    def end(self, done: JobDone) -> dict[str, Any]:
+        """What the client gets at last."""
+        end = unpack_body(TranscribeEnd, done.body)
+        told = TranscriptEnd(language=end.language, duration_s=end.duration_s)
+        return {"finish": DONE, **to_map(told), "node": done.node}
+
+    def resume(self, body: bytes, parts: int) -> bytes:
+        """Behind the last window that came."""
+        return pack_body(self.body)
