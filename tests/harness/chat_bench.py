@@ -11,7 +11,7 @@ from bus.errors import SuperfluidError
 from bus.ids import unpack_ids
 from bus.messages.api import MARK, encode_body
 from bus.messages.link import AppendContent, GenerateReq
-from bus.messages.text import TextFailed
+from bus.messages.text import Encoded, TextFailed
 from head.effects import Persist
 from head.rows import StoredState
 from head.text.jobs import TextJobs
@@ -67,6 +67,8 @@ class ChatBench(Bench):
         self._folder = str(folder)
         self._handlers = cast("dict[type, Callable[[Any], object]]", TextJobs().handlers())
         self.jobs: list[Any] = []
+        #: UTF-8 bytes of texts that had to be encoded.
+        self.fresh_bytes = 0
         super().__init__(stored=stored)
         self.core.models_found({}, 0.0)
         self.core.models_found({TOY: self._folder}, 0.0)
@@ -91,6 +93,8 @@ class ChatBench(Bench):
             return TextFailed(
                 job=job.job, code=error.code, message=error.message, param=error.param or ""
             )
+        if isinstance(reply, Encoded):
+            self.fresh_bytes += reply.fresh_bytes
         return self.with_digest(reply)
 
     def send(self, op: str = "chat", **body: Any) -> bytes:
