@@ -8,11 +8,12 @@ from head.text.channel_calls import object_text
 from head.text.channel_grammar import Outcome, Section, Turn, attempt, marks_of
 from head.text.channel_json import json_value
 from head.text.channel_output import Channel
-from head.text.channel_reader import Malformed, Steps
+from head.text.channel_reader import Malformed, Reader, Steps
 from head.text.channel_xml import kimi3_call
 
 # --- Harmony -------------------------------------------------------------------------------------
 
+_TO = "to="
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _END, _RETURN, _CALL = "<|end|>", "<|return|>", "<|call|>"
 _HEADER = re.compile(r"[A-Za-z0-9_.:/= -]*")
@@ -50,20 +51,7 @@ class _Message:
         Raises:
             Malformed: it is no header, or a call that is none.
         """
-        reader = turn.reader
-        channel, recipient, length, marker = "", "", 0, ""
-        while marker != _MESSAGE:
-            text = yield from reader.run(_HEADER)
-            length += len(text)
-            if length > _MAX_HEADER or (marker == _START and not text):
-                raise Malformed
-            found = _RECIPIENT.search(text)
-            recipient = found[1] if found else recipient
-            if marker == _CHANNEL:
-                channel = text.split(" ", 1)[0]
-            marker = yield from reader.one_of(marks_of(*_HEADER_PARTS))
-            if marker == _START:
-                channel = recipient = ""
+        channel, recipient = yield from _header(turn.reader)
         name = recipient.removeprefix("functions.")
         if name in turn.tools:
             yield from _harmony_call(turn, name)
@@ -71,6 +59,27 @@ class _Message:
             raise Malformed
         else:
             self.channel = turn.out.reasoning if channel == "analysis" else turn.out.text
+
+
+def _header(reader: Reader) -> Steps[tuple[str, str]]:
+    """Channel and recipient of a message, from its header."""
+    channel = recipient = ""
+    length = 0
+    yield from reader.skip(" ")
+    marker = yield from reader.one_of(marks_of(_TO, *_HEADER_PARTS))
+    while marker != _MESSAGE:
+        text = yield from reader.run(_HEADER)
+        length += len(text)
+        if length > _MAX_HEADER:
+            raise Malformed
+        if marker == _START:
+            channel = recipient = ""
+        if marker == _CHANNEL:
+            channel = text.split(" ", 1)[0]
+        found = _RECIPIENT.search(_TO + text if marker == _TO else text)
+        recipient = found[1] if found else recipient
+        marker = yield from reader.one_of(marks_of(*_HEADER_PARTS))
+    return channel, recipient
 
 
 def _harmony_call(turn: Turn, name: str) -> Steps[None]:
@@ -96,6 +105,8 @@ def _body(turn: Turn, channel: Channel, *, keep: bool = False) -> Steps[None]:
     marker = yield from turn.reader.until(marks_of(*_ENDS), channel.add)
     if marker == _START:
         turn.reader.back(_START)
+    elif turn.reader.dropped:
+        channel.markup()
     elif keep:
         channel.add(marker)
 

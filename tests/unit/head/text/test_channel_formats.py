@@ -300,6 +300,19 @@ def test_a_call_that_ends_reasoning_which_nothing_ended_counts() -> None:
     assert split("hermes", cut, 1, opened="<think>") == ("", cut, [])
 
 
+def test_a_message_that_is_cut_in_its_header_leaves_nothing() -> None:
+    whole = "<|channel|>final<|message|>Yes<|end|>"
+    header = "<|start|>assistant to=functions.now<|channel|>commentary<|message|>"
+    for end in range(len("<|s"), len(header) + 1):
+        assert split("harmony", whole + header[:end], 1, cut=True) == ("Yes", "", [])
+
+
+def test_text_without_a_header_comes_at_once() -> None:
+    splitter = ChannelSplitter(FORMATS["harmony"], TOOLS, call_id=str)
+    assert splitter.push("th").text + splitter.push("at is").text == "that is"
+    assert split("harmony", "that is", 1, cut=True) == ("that is", "", [])
+
+
 def test_a_broken_call_in_a_list_leaves_the_whole_ones() -> None:
     begin, call, end = "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_end|>"
     whole = f"{call}now:0<|tool_call_argument_begin|>{{}}{end}"
