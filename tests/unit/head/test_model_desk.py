@@ -243,7 +243,7 @@ def test_no_text_is_asked_of_an_encoder(desk: Desk, asked: dict[str, Any]) -> No
     }
     error = error_of(desk.op(**asked, model=NEW))
     assert (error["code"], error["param"]) == ("invalid", "model")
-    assert error["message"].startswith("new is an encoder; it makes embeddings, not text")
+    assert error["message"].startswith("new is an encoder: it makes embeddings, not text")
 
 
 def test_a_model_that_no_node_serves_names_the_command_that_loads_it(desk: Desk) -> None:
