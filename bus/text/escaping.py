@@ -13,13 +13,43 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import dataclass
+from functools import lru_cache
 
 from bus.errors import TooLarge
+from bus.text.token_texts import token_pattern
 
 #: Supplementary private use area B; text that has such characters itself has them escaped too, and
 #: with them the last character of all, which is never used here: callers may mark places with it.
 _FIRST, _LAST = 0x100000, 0x10FFFD
 MARK = "\U0010ffff"
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """What is looked for, of one model's control tokens."""
+
+    special: tuple[str, ...]
+    longest: int
+    #: Beginnings and ends of control tokens, without the whole ones.
+    begins: frozenset[str]
+    ends: frozenset[str]
+    found: re.Pattern[str]
+
+
+@lru_cache(maxsize=8)
+def _tables(texts: tuple[str, ...]) -> _Tables:
+    """Kept, since some models have thousands of control tokens."""
+    special = tuple(sorted((text for text in texts if text), key=len, reverse=True))
+    cuts = [(text[:cut], text[cut:]) for text in special for cut in range(1, len(text))]
+    own = f"[{chr(_FIRST)}-{MARK}]"
+    return _Tables(
+        special=special,
+        longest=len(special[0]) if special else 0,
+        begins=frozenset(begin for begin, _ in cuts),
+        ends=frozenset(end for _, end in cuts),
+        found=re.compile(f"{token_pattern(special).pattern}|{own}"),
+    )
 
 
 class Escaper:
@@ -30,14 +60,12 @@ class Escaper:
     """
 
     def __init__(self, special: Collection[str]) -> None:
-        self._special = sorted((text for text in special if text), key=len, reverse=True)
-        self._longest = len(self._special[0]) if self._special else 0
-        cuts = [(text[:cut], text[cut:]) for text in self._special for cut in range(1, len(text))]
-        self._begins = {begin for begin, _ in cuts}
-        self._ends = {end for _, end in cuts}
-        texts = "|".join(re.escape(text) for text in self._special)
-        own = f"[{chr(_FIRST)}-{MARK}]"
-        self._found = re.compile(f"{texts}|{own}" if texts else own)
+        tables = _tables(tuple(special))
+        self._special = tables.special
+        self._longest = tables.longest
+        self._begins = tables.begins
+        self._ends = tables.ends
+        self._found = tables.found
         self._characters: dict[str, str] = {}
 
     @property
