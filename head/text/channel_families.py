@@ -53,6 +53,7 @@ def _dsml(space: str, calls: str) -> Section:
 
 
 _SOLAR_TEXTS = ("<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>")
+_SOLAR_WRAPPERS = ("<|begin|>assistant", "<|content|>", "<|end|>")
 _SOLAR = Section("<|tool_calls|>", "<|calls|>", "<|tool_call:begin|>", solar_call)
 _COHERE_THINK = ("<|START_THINKING|>", "<|END_THINKING|>")
 _COHERE_WRAPPERS = (
@@ -297,10 +298,23 @@ def _lists(think: tuple[str, str]) -> Iterable[ChannelFormat]:
     )
     yield ChannelFormat(
         "solar",
-        (*think, *_SOLAR.calls(), _SOLAR.end, *_SOLAR_TEXTS),
+        ("<|think|>", "<|begin|>", *_SOLAR_WRAPPERS, *_SOLAR.calls(), _SOLAR.end, *_SOLAR_TEXTS),
         True,
         True,
-        Marked(reasoning=_THINK, calls=_SOLAR.calls()),
+        Marked(
+            reasoning=(("<|think|>", "<|end|>"),), calls=_SOLAR.calls(), wrappers=_SOLAR_WRAPPERS
+        ),
+    )
+    yield ChannelFormat(
+        "apriel",
+        ("<tool_calls>", "</tool_calls>", "[BEGIN FINAL RESPONSE]"),
+        True,
+        True,
+        Marked(
+            reasoning=(("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),),
+            calls={"<tool_calls>": listed_calls("</tool_calls>")},
+        ),
+        Around('<tool_calls>[{"name": "{name}", "arguments": ', "}]</tool_calls>"),
     )
     yield ChannelFormat(
         "functools",

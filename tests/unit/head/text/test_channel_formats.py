@@ -269,6 +269,20 @@ def test_what_is_no_call_is_text_byte_by_byte(form: str, answer: str) -> None:
         ("glm", "<|assistant|></think>", "Yes", "Yes", ""),
         ("hermes", "<|im_start|>assistant\n<think>\n", "hm\n</think>\n\nYes", "Yes", "hm"),
         (
+            "solar",
+            "",
+            "<|think|>hm<|end|><|begin|>assistant<|content|>Yes<|end|>",
+            "Yes",
+            "hm",
+        ),
+        (
+            "apriel",
+            "Here are my reasoning steps:\n",
+            "hm\n[BEGIN FINAL RESPONSE]\nYes",
+            "Yes",
+            "hm",
+        ),
+        (
             "cohere",
             "",
             "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>Yes<|END_RESPONSE|>",
