@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bus.api_maps import from_map, to_map
-from bus.errors import SuperfluidError
+from bus.errors import BlobMissing, SuperfluidError
 from bus.messages.api import QOS_CLASSES
 from bus.messages.job_bodies import (
     TRANSCRIBE,
@@ -20,6 +20,7 @@ from head.encoders import TRANSCRIBER, hears_nothing
 from head.job_requests import DONE, JobRequests
 from head.jobs import JobDone, JobSpec
 from head.operation import ApiRequest, Core
+from head.uploads import check_hash
 
 
 class TranscribeOperations:
@@ -35,7 +36,12 @@ class TranscribeOperations:
         kind = self._core.texts.kind(asked.model)
         if kind and kind != TRANSCRIBER:
             raise hears_nothing(asked.model, kind)
-        files = self._core.uploads.find((asked.sha256,))
+        check_hash(asked.sha256)
+        try:
+            files = self._core.uploads.find((asked.sha256,))
+        except BlobMissing as error:
+            error.param = "sha256"
+            raise
         windows = _Windows(TranscribeBody(language=asked.language, from_s=asked.from_s))
         spec = JobSpec(
             model=asked.model,

@@ -108,6 +108,7 @@ def test_a_worker_killed_in_the_middle_repeats_nothing(tmp_path: Path) -> None:
     said: list[SpokenSegment] = []
     first, ended = threading.Event(), threading.Event()
     with Cluster(whisper_folder().path, threads=1, nodes=2) as cluster:
+
         def ask() -> None:
             with cluster.connect() as client:
                 heard = client.transcribe("whisper-tiny-en", file)

@@ -33,9 +33,11 @@ from bus.messages.parts import (
     TokenRun,
 )
 from bus.messages.text import Described, Encoded
+from bus.transfer import BlobStore
 from head.core import CorePolicy, HeadCore
 from head.effects import CloseLink, Reply, SendLink, TextJob
 from head.rows import StoredAnswer, StoredState
+from head.uploads import NO_FILES
 from tests.harness.memory_parts import DIGEST, text_reply
 
 CLIENT = b"c"
@@ -73,9 +75,12 @@ class Bench:
         *answers: StoredAnswer,
         policy: CorePolicy | None = None,
         stored: StoredState | None = None,
+        files: BlobStore = NO_FILES,
     ) -> None:
         stored = stored or StoredState(boot=3, head_id="h", answers=answers)
-        self.core = HeadCore(policy or CorePolicy(), stored, entropy=bytes, now=0.0, wall_s=1e9)
+        self.core = HeadCore(
+            policy or CorePolicy(), stored, entropy=bytes, now=0.0, wall_s=1e9, files=files
+        )
         self.now = 0.0
         #: Of the head's tokenizer of every model.
         self.text_digest = DIGEST

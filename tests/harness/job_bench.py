@@ -13,21 +13,25 @@ from bus.messages.api import MARK, encode_body
 from bus.messages.link import NodeConfirm, NodeStatus
 from bus.messages.link_jobs import JobCancel, JobEnd, JobMore, JobPart, JobStart
 from bus.messages.parts import ModelStatus
+from bus.transfer import BlobStore
 from head.core import CorePolicy
 from head.job_kinds import JobDone, JobSpec
+from head.uploads import NO_FILES
 from tests.harness.head_bench import CLIENT, Bench
 from tests.harness.memory_text import DIGEST
 
 ENCODER = ModelName("enc")
+WHISPER = ModelName("whisper")
+FOLDERS = {ENCODER: "/encoder", ModelName("toy"): "/toy"}
 WINDOW = 64
 
 
 class JobBench(Bench):
-    """Serves the encoder `enc`; `got` has what the owners of jobs were told."""
+    """Serves an encoder or a transcriber; `got` has what the owners of jobs were told."""
 
-    def __init__(self, policy: CorePolicy | None = None) -> None:
-        super().__init__(policy=policy)
-        self.core.models_found({ENCODER: "/encoder", ModelName("toy"): "/toy"}, 0.0)
+    def __init__(self, policy: CorePolicy | None = None, files: BlobStore = NO_FILES) -> None:
+        super().__init__(policy=policy, files=files)
+        self.core.models_found(FOLDERS, 0.0)
         self.settle()
         self.got: dict[int, list[bytes]] = {}
         self.ends: dict[int, JobDone | SuperfluidError] = {}
@@ -51,6 +55,16 @@ class JobBench(Bench):
         **status: Any,
     ) -> None:
         """A node that serves the encoder comes up on a link."""
+        self._serve(link, name, capabilities, status)
+
+    def transcriber(self, link: int, name: str = "n1") -> None:
+        """A node that serves the transcriber does; the head gets a copy of it."""
+        self.core.models_found(FOLDERS | {WHISPER: "/whisper"}, self.now)
+        self._serve(link, name, CAPABILITIES, {"name": WHISPER, "kind": "transcriber"})
+
+    def _serve(
+        self, link: int, name: str, capabilities: tuple[str, ...], status: dict[str, Any]
+    ) -> None:
         confirm = NodeConfirm(
             identity=NodeIdentity(name),
             incarnation=1,

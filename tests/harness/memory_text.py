@@ -13,6 +13,9 @@ VOCABULARY = tuple(bytes([token & 0xFF]) for token in range(MARKED_IDS))
 REFUSED = "refuse me"
 DIGEST = tokenizer_digest(VOCABULARY)
 
+#: Of folders whose models are no decoders.
+_KINDS = {"/encoder": "encoder", "/whisper": "transcriber"}
+
 
 def text_reply(job: object) -> object:
     """The reply of a text process to a job."""
@@ -26,7 +29,7 @@ def text_reply(job: object) -> object:
                 eos=(),
                 digest=DIGEST,
                 has_template=True,
-                kind="encoder" if job.folder == "/encoder" else "decoder",
+                kind=_KINDS.get(job.folder, "decoder"),
             )
         case text.Encode():
             return text.Encoded(job=job.job, ids=pack_ids(job.text.encode()), digest=DIGEST)

@@ -1,0 +1,170 @@
+"""The operation `transcribe` against the real core: what clients and nodes get."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bus.ids import WorkerIncarnation
+from bus.messages.job_bodies import (
+    TranscribeBody,
+    TranscribeEnd,
+    TranscribePart,
+    pack_body,
+    unpack_body,
+)
+from bus.messages.link import XferBegin, XferDone
+from bus.messages.link_jobs import JobStart
+from bus.messages.worker import SpokenSegment
+from tests.harness.blob_rig import BlobsInMemory, blob_of
+from tests.harness.job_bench import ENCODER, WHISPER, JobBench
+
+DATA = b"sound"
+HELLO = SpokenSegment(start_s=1.0, end_s=2.5, text="Hello")
+SHOWN = {"start_s": 1.0, "end_s": 2.5, "text": "Hello"}
+
+
+@pytest.fixture
+def bench() -> JobBench:
+    files = BlobsInMemory()
+    files.put(DATA)
+    return JobBench(files=files)
+
+
+def ask(bench: JobBench, **keys: Any) -> None:
+    bench.op("transcribe", **{"model": WHISPER, "sha256": blob_of(DATA).sha256} | keys)
+
+
+def started(bench: JobBench, link: int) -> JobStart:
+    """The job that a node has got, once it has the file."""
+    bench.wait(0.0)
+    (begin,) = bench.on(link, XferBegin)
+    assert begin.blob == blob_of(DATA)
+    sha256 = begin.blob.sha256
+    bench.hear(link, XferDone(transfer=begin.transfer, sha256=sha256, result="ok"))
+    (start,) = bench.starts(link)
+    assert (start.kind, start.blobs) == ("transcribe", (begin.blob,))
+    return start
+
+
+def window(next_s: float, *segments: SpokenSegment, language: str = "en") -> bytes:
+    return pack_body(TranscribePart(segments=segments, next_s=next_s, language=language))
+
+
+def error_of(bench: JobBench) -> dict[str, Any]:
+    error: dict[str, Any] = bench.replies[-1]["error"]
+    return error
+
+
+def test_windows_come_as_they_are_and_one_end(bench: JobBench) -> None:
+    bench.transcriber(1)
+    ask(bench, language="en")
+    start = started(bench, 1)
+    assert unpack_body(TranscribeBody, start.body) == TranscribeBody(language="en")
+    bench.part(1, start, 0, window(28.0, HELLO))
+    bench.part(1, start, 1, window(40.0))
+    bench.end(1, start, parts=2, body=pack_body(TranscribeEnd(language="en", duration_s=40.25)))
+    assert bench.replies == [
+        {
+            "id": b"e",
+            "kind": "event",
+            "type": "segments",
+            "segments": [SHOWN],
+            "next_s": 28.0,
+            "language": "en",
+        },
+        {
+            "id": b"e",
+            "kind": "event",
+            "type": "segments",
+            "segments": [],
+            "next_s": 40.0,
+            "language": "en",
+        },
+        {
+            "id": b"e",
+            "kind": "end",
+            "finish": "done",
+            "language": "en",
+            "duration_s": 40.25,
+            "node": "n1",
+        },
+    ]
+
+
+def test_another_node_goes_on_behind_the_last_window(bench: JobBench) -> None:
+    bench.transcriber(1)
+    ask(bench, from_s=5.0)
+    start = started(bench, 1)
+    assert unpack_body(TranscribeBody, start.body) == TranscribeBody(from_s=5.0)
+    bench.part(1, start, 0, window(28.0, HELLO, language="de"))
+    bench.transcriber(2, "n2")
+    bench.end(1, start, code="worker_lost", message="it died")
+    again = started(bench, 2)
+    # The language that was heard stays.
+    assert unpack_body(TranscribeBody, again.body) == TranscribeBody(language="de", from_s=28.0)
+    bench.part(2, again, 0, window(31.0, language="de"))
+    bench.end(2, again, parts=1, body=pack_body(TranscribeEnd(language="de", duration_s=31.0)))
+    assert [reply.get("next_s") for reply in bench.replies] == [28.0, 31.0, None]
+    assert bench.replies[-1]["node"] == "n2"
+
+
+def test_a_job_that_is_lost_three_times_is_lost(bench: JobBench) -> None:
+    bench.transcriber(1)
+    ask(bench)
+    start = started(bench, 1)
+    for worker in (2, 3, 4):
+        bench.end(1, start, code="worker_lost", message="it died")
+        incarnation = WorkerIncarnation(worker)
+        bench.status(1, name=WHISPER, kind="transcriber", worker=incarnation)
+        start = bench.starts(1)[-1]
+    assert len(bench.starts(1)) == 3
+    assert error_of(bench)["code"] == "node_lost"
+
+
+@pytest.mark.parametrize(
+    ("keys", "code", "param"),
+    [
+        ({"sha256": bytes(32)}, "blob_missing", "sha256"),
+        ({"sha256": b"short"}, "invalid", "sha256"),
+        ({"sha256": "text"}, "invalid", "sha256"),
+        ({"from_s": -1.0}, "invalid", "from_s"),
+        ({"from_s": float("nan")}, "invalid", "from_s"),
+        ({"language": 5}, "invalid", "language"),
+        ({"model": ENCODER}, "invalid", "model"),
+        ({"model": "none"}, "not_found", "model"),
+    ],
+)
+def test_bad_requests_are_named(
+    bench: JobBench, keys: dict[str, Any], code: str, param: str
+) -> None:
+    bench.transcriber(1)
+    ask(bench, **keys)
+    assert (error_of(bench)["code"], error_of(bench)["param"]) == (code, param)
+    assert bench.starts(1) == []
+
+
+def test_what_a_node_refuses_is_the_clients_error(bench: JobBench) -> None:
+    bench.transcriber(1)
+    ask(bench, language="de")
+    start = started(bench, 1)
+    bench.end(1, start, code="invalid", message="en and not 'de'", param="language")
+    assert (error_of(bench)["code"], error_of(bench)["param"]) == ("invalid", "language")
+
+
+def test_a_cancel_ends_the_job_at_the_node(bench: JobBench) -> None:
+    bench.transcriber(1)
+    ask(bench)
+    start = started(bench, 1)
+    bench.op("cancel", id=b"x", about=b"e")
+    assert bench.cancels(1) == [start.job]
+    assert {"id": b"e", "kind": "end", "finish": "cancelled"} in bench.replies
+
+
+def test_no_text_is_made_of_a_transcriber(bench: JobBench) -> None:
+    bench.transcriber(1)
+    bench.op("generate", model=WHISPER, prompt="a")
+    assert error_of(bench)["message"].startswith(
+        "whisper is a transcriber: it writes what it hears"
+    )
