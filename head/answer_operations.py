@@ -235,7 +235,7 @@ class AnswerOperations:
                 self._core.fail_request(request.client, request.id, error)
             self._core.runs.caught_up(answer, at)
 
-        self._core.texts.when_described(answer.model, then, now)
+        self._core.texts.when_described(answer.model, then, now, answer.tokenizer_digest)
 
     def _subscribe(self, request: ApiRequest, answer: Answer, offset: int) -> None:
         if request.client == NOBODY:

@@ -407,6 +407,9 @@ class HeadCore:
             answer = answer_from(stored, self.book, now)
             self.book.add(answer)
             self.runs.made.restore_turn(answer, stored.context_tokens)
+            if stored.state != FINISHED:
+                # What is still to come is looked through for stops, too.
+                self.tokenizers.begin(answer.model)
             if stored.state != FINISHED and self.put_back.is_of_copy(stored.answer):
                 self.book.end(answer, "error", now, lost_since())
             elif stored.state == ADMITTED:

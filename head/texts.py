@@ -164,6 +164,16 @@ class TextDesk:
             self._fetched.discard(model)
             self._forget(model)
 
+    def remember(self, model: ModelName, described: Described) -> None:
+        """A description that a model had before."""
+        self._former[model, described.digest] = described
+        while len(self._former) > MAX_FORMER:
+            self._former.popitem(last=False)
+
+    def has_folder(self, model: ModelName) -> bool:
+        """Whether a model's texts can be worked on now."""
+        return model in self._folders
+
     def give_up(self, model: ModelName, error: SuperfluidError, now: float) -> None:
         """A model's tokenizer does not come: what waits for it fails."""
         if model in self._folders:
@@ -213,10 +223,8 @@ class TextDesk:
         """A model's description is replaced, or its folder is gone."""
         before = self._described.pop(model, None)
         if before is not None:
-            self._former[model, before.digest] = before
-            self._former.move_to_end((model, before.digest))
-            while len(self._former) > MAX_FORMER:
-                self._former.popitem(last=False)
+            self._former.pop((model, before.digest), None)
+            self.remember(model, before)
 
     def check(self, model: ModelName) -> None:
         """See that texts of a model can be worked on, now or when its tokenizer has come.
@@ -227,9 +235,6 @@ class TextDesk:
         if model not in self._folders and (error := self.source.begin(model)) is not None:
             raise error
 
-    #: As it was called before.
-    folder = check
-
     def no_folder(self, model: ModelName) -> NotFound:
         """Why a model of which nobody knows has no texts."""
         have = ", ".join(sorted(self._folders)) or "none"
@@ -239,12 +244,19 @@ class TextDesk:
             param="model",
         )
 
-    def when_described(self, model: ModelName, then: Continue, now: float) -> None:
+    def when_described(self, model: ModelName, then: Continue, now: float, digest: int = 0) -> None:
         """Go on with `Described`, or with the error that keeps the tokenizer from loading.
+
+        Args:
+            digest: of a tokenizer that the model may have had before and that is to be known by
+                then, where the head still has it.
 
         Raises:
             SuperfluidError: as `check`.
         """
+        is_other = digest and self._with_digest(model, digest) is None
+        if is_other and self.source.recall(model, digest, then):
+            return
         self.check(model)
         known, failure = self._described.get(model), self._failed.get(model)
         if known is not None and model not in self._stale:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from bus.errors import SuperfluidError
 from bus.ids import ModelName
+from head.pending_texts import Continue
 
 
 class TokenizerSource(Protocol):
@@ -14,6 +15,9 @@ class TokenizerSource(Protocol):
 
     def begin(self, model: ModelName) -> SuperfluidError | None:
         """None when it will come, by `TextDesk.adopt` or `give_up`; else why it will not."""
+
+    def recall(self, model: ModelName, digest: int, then: Continue) -> bool:
+        """Have a tokenizer again that a model had before; False when that is not possible."""
 
     def state(self, model: ModelName) -> str:
         """Where a model's tokenizer is: `own`, `fetched`, `fetching`, or empty for nowhere."""
@@ -40,6 +44,9 @@ class OwnFolders:
 
     def begin(self, model: ModelName) -> SuperfluidError | None:
         return self._none(model)
+
+    def recall(self, model: ModelName, digest: int, then: Continue) -> bool:
+        return False
 
     def state(self, model: ModelName) -> str:
         return "own" if model in self._have() else ""

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from bus.capabilities import JOBS
-from bus.errors import Internal, NoNode, SuperfluidError, TokenizerUnavailable
+from bus.errors import Internal, SuperfluidError
 from bus.ids import ModelName, NodeIdentity
 from bus.messages.job_bodies import pack_body
 from bus.messages.parts import ModelStatus
@@ -30,7 +30,9 @@ from head.fleet_node import Node
 from head.job_kinds import JobDone, JobSpec
 from head.jobs import JobDesk
 from head.kept_tokenizers import LIMIT, TokenizerKey, TokenizerStore
+from head.pending_texts import Continue
 from head.texts import TextDesk
+from head.tokenizer_refusals import not_fetched, not_kept, other_digest
 
 #: How long one fetch may take; what waits for it waits no longer.
 FETCH_WALL_MS = 120_000
@@ -100,6 +102,8 @@ class TokenizerDesk:
         self._line: deque[_Fetch] = deque()
         self._asking: set[_Fetch] = set()
         self._settled: list[Callable[[float], None]] = []
+        #: Who waits for tokenizers that models had before.
+        self._recalled: dict[TokenizerKey, list[Continue]] = {}
         self._own: frozenset[ModelName] = frozenset()
         texts.source = self
 
@@ -142,6 +146,37 @@ class TokenizerDesk:
             self._timers.at(0.0, partial(self._look, model))
             return None
         return self._why_not(model)
+
+    def recall(self, model: ModelName, digest: int, then: Continue) -> bool:
+        """Read what is kept of a tokenizer that a model had before; False when nothing is.
+
+        Args:
+            then: gets its description, which the text desk has by then, or an error.
+        """
+        keys = [key for key in self._store.kept() if key.model == model]
+        key = next((key for key in keys if key.digest == digest), None)
+        is_next = not self._texts.has_folder(model) and key == next(iter(keys), None)
+        if key is None or is_next:
+            # What is kept last is what the model has next.
+            return False
+        recalled = self._recalled.setdefault(key, [])
+        recalled.append(then)
+        if len(recalled) == 1:
+            self._store.find(key, lambda found: self._settled.append(partial(read, found)))
+
+        def read(found: Path | SuperfluidError | None, now: float) -> None:
+            if isinstance(found, Path):
+                self._texts.describe(str(found), tell)
+            else:
+                tell(not_kept(key), now)
+
+        def tell(reply: object, now: float) -> None:
+            if isinstance(reply, Described):
+                self._texts.remember(model, reply)
+            for waiter in self._recalled.pop(key):
+                waiter(reply, now)
+
+        return True
 
     # --- for reports --------------------------------------------------------------------------
 
@@ -328,7 +363,7 @@ class TokenizerDesk:
                 self._adopted[key.model] = key
                 self._texts.adopt(key.model, str(folder), reply, now)
                 return
-            error = reply if isinstance(reply, SuperfluidError) else _other_digest(key)
+            error = reply if isinstance(reply, SuperfluidError) else other_digest(key)
             if is_new or error.retry_after_ms is None:
                 self._store.remove(key)
             self._failed(fetch, error, now)
@@ -374,32 +409,8 @@ class TokenizerDesk:
             for (failed, name), failure in self._failures.items()
             if failed == model and (node := self._fleet.get(name)) is not None and node.up
         }
-        serving = [node for node in self._fleet.nodes if model in node.models]
-        ready = [node.identity for node in serving if node.view(model).serving is not None]
-        if failures:
-            said = "; ".join(f"{name}: {why}" for name, why in sorted(failures.items()))
-            return TokenizerUnavailable(
-                f"the tokenizer of {model} could not be fetched ({said}); it is tried again, or "
-                f"import the model on the head's machine: sfctl model import FILE --name {model}",
-                retry_after_ms=round(FIRST_RETRY_S * 1000),
-            )
-        if ready:
-            full = f" (it keeps {LIMIT} already)" if len(self._adopted) >= LIMIT else ""
-            return TokenizerUnavailable(
-                f"the head can not get the tokenizer of {model} from {', '.join(sorted(ready))}"
-                f"{full}: update nodes that are older than the head, undrain those that are "
-                "drained, or import the model on the head's machine: sfctl model import FILE "
-                f"--name {model}"
-            )
-        if serving:
-            reasons = {node.identity: node.view(model).why_not for node in serving}
-            said = "; ".join(f"{name}: {why}" for name, why in sorted(reasons.items()))
-            return NoNode(
-                f"no node can serve {model} now ({said}); ask again when one has loaded it",
-                details={"nodes": reasons},
-                retry_after_ms=round(FIRST_RETRY_S * 1000),
-            )
-        return self._texts.no_folder(model)
+        error = not_fetched(model, self._fleet, failures, len(self._adopted))
+        return error or self._texts.no_folder(model)
 
 
 def _can_give(node: Node, status: ModelStatus) -> bool:
@@ -417,10 +428,3 @@ def _goes_on(fetch: _Fetch, offers: dict[TokenizerKey, list[Node]]) -> bool:
         # Of what is kept: unless nodes have something else by now.
         return not offers or fetch.key in offers
     return fetch.node in offers.get(fetch.key, ()) and fetch.node.incarnation == fetch.incarnation
-
-
-def _other_digest(key: TokenizerKey) -> TokenizerUnavailable:
-    return TokenizerUnavailable(
-        f"the tokenizer of {key.model} that a node gave is not the one that its status names; load "
-        "the model on that node again"
-    )

@@ -11,7 +11,7 @@ import msgpack
 import pytest
 
 from bus.capabilities import CAPABILITIES, JOBS
-from bus.ids import GenerationId, ModelName, NodeIdentity, WorkerIncarnation
+from bus.ids import GenerationId, ModelName, NodeIdentity, WorkerIncarnation, pack_ids
 from bus.messages.api import MARK, encode_body
 from bus.messages.job_bodies import unpack_body
 from bus.messages.link import GenerateReq, NodeConfirm, NodeStatus
@@ -22,21 +22,22 @@ from bus.text.tokenizer_export import TOKENIZER_JOB, TokenizerBody, export_parts
 from bus.text.tokenizer_files import text_digest
 from head.core import CorePolicy, HeadCore
 from head.kept_tokenizers import LIMIT, TokenizerKey
-from head.rows import StoredState
+from head.rows import PutAnswer, StoredState
 from head.tokenizers import MAX_AT_ONCE
-from tests.harness.head_bench import CLIENT, TOY, Bench
+from tests.harness.head_bench import ADMITTED_ANSWER, CLIENT, TOY, Bench, run
 from tests.harness.memory_text import DIGEST
 from tests.harness.memory_tokenizers import MemoryTokenizers
 
 FILES = {"tokenizer.json": b'{"model": {}}', "chat_template.jinja": b"x" * 200_000}
 TEXT = text_digest(FILES)
 KEY = TokenizerKey(TOY, DIGEST, TEXT)
+EMPTY = StoredState(boot=3, head_id="h", answers=())
 
 
 class FetchBench(Bench):
     """A head without a folder of any model, and the nodes that it asks."""
 
-    def __init__(self, *kept: TokenizerKey) -> None:
+    def __init__(self, *kept: TokenizerKey, stored: StoredState = EMPTY) -> None:
         self.store = MemoryTokenizers()
         #: What a description says in place of the digest that the folder's name has.
         self.says: dict[str, int | TextFailed] = {}
@@ -44,7 +45,7 @@ class FetchBench(Bench):
         self.store.whole += kept
         self.core = HeadCore(
             CorePolicy(),
-            StoredState(boot=3, head_id="h", answers=()),
+            stored,
             entropy=bytes,
             now=0.0,
             wall_s=1e9,
@@ -242,6 +243,32 @@ def test_another_template_of_the_same_tokenizer_is_fetched(bench: FetchBench) ->
     bench.give(1, bench.starts(1)[1], changed)
     assert bench.store.kept()[0] == TokenizerKey(TOY, DIGEST, text_digest(changed))
     assert bench.state() == "fetched"
+
+
+def test_an_answer_of_a_former_tokenizer_is_read_after_a_restart() -> None:
+    bench = FetchBench()
+    bench.serve(1, "n1")
+    bench.give(1, bench.starts(1)[0])
+    bench.ask_for(b"r", key="k", max_new=1)
+    request = bench.on(1, GenerateReq)[0]
+    bench.hear(1, run(request, 0, 104, finish="length"))
+    (row,) = [row for row in bench.rows if isinstance(row, PutAnswer)]
+    stored = replace(
+        ADMITTED_ANSWER, answer=row.answer, options=row.options, state="finished",
+        tokens=pack_ids([104]), finish="length",
+    )  # fmt: skip
+    other = TokenizerKey(TOY, 7, TEXT)
+    for kept, code in (((KEY, other), None), ((other,), "tokenizer_unavailable")):
+        later = FetchBench(*kept, stored=StoredState(boot=4, head_id="h", answers=(stored,)))
+        later.serve(1, "n1", status(digest=7))
+        assert later.core.texts.digest(TOY) == 7
+        asked = {"op": "attach", "id": b"a", "key": "k"}
+        later.core.client_request(CLIENT, [MARK, encode_body(asked)], later.now)
+        later.settle()
+        if code is None:
+            assert [event["text"] for event in later.events("token")] == ["h"]
+        else:
+            assert later.error(b"a")["code"] == code
 
 
 # --- the head's own folder --------------------------------------------------------------------
