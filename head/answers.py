@@ -320,9 +320,18 @@ class Subscription:
             tail = reader.finish()
         else:
             pieces = reader.finish(cut=self.answer.is_cut)
-            tail, more = pieces.text, pieces_map(pieces)
+            tail, more = pieces.text, {**pieces_map(pieces), **self._found(reader)}
         self.closed = True
         return self._reply("end", to_map(self.answer.end_body(tail)) | more)
+
+    def _found(self, reader: AnswerPieces) -> dict[str, Any]:
+        """How the answer ended, where its last tokens came before its tokenizer was known."""
+        finish = self.answer.finish
+        if self.answer.stop or finish not in ("stop", "length"):
+            return {}
+        if reader.stop:
+            return {"finish": "stop", "stop": reader.stop}
+        return {"finish": "tool_calls"} if reader.calls and finish == "stop" else {}
 
     def _reader(self, texts: TextDesk) -> AnswerText | AnswerPieces:
         if self.text is None:

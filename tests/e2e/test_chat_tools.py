@@ -89,6 +89,35 @@ def test_pieces_before_and_after_a_cursor_are_the_answer(smollm2: Cluster) -> No
         assert whole.tool_calls[calls:] == rest.tool_calls
 
 
+def test_a_call_and_a_conversation_outlive_a_killed_head() -> None:
+    with Cluster(smollm2_folder().path, threads=1, lanes=2) as cluster:
+        _outlive_a_killed_head(cluster)
+
+
+def _outlive_a_killed_head(smollm2: Cluster) -> None:
+    asked: dict[str, Any] = {"tool_choice": "required", "parallel_tool_calls": False}
+    whole = _ask(smollm2, **asked).result()
+    chat = smollm2.client.new_chat(smollm2.model, tools=[WEATHER], temperature=0.0, max_new=120)
+    chat.say(ASKED[0]["content"], **asked).result()
+    before = chat.tokens()
+    call = _ask(smollm2, **asked)
+    with call.stream() as stream:
+        for event in stream:
+            if isinstance(event, Token) and event.offset > 2:
+                break
+        smollm2.kill("head")
+        smollm2.start_head()
+        answer = stream.result()
+    assert (answer.text, answer.finish, answer.tokens) == (whole.text, "tool_calls", whole.tokens)
+    told = [(one.name, one.arguments) for one in answer.tool_calls]
+    assert told == [(one.name, one.arguments) for one in whole.tool_calls]
+    result = {"role": "tool", "name": "get_weather", "content": "Rain on all three days."}
+    chat.send([result], tool_choice="none", max_new=20).result()
+    after = chat.tokens()
+    assert after[: len(before)] == before
+    assert len(after) > len(before)
+
+
 def test_a_function_is_run_and_its_result_answered(smollm2: Cluster) -> None:
     asked: list[str] = []
 

@@ -63,7 +63,9 @@ def chat_folder(folder: Path, template: str = CHATML) -> Path:
 class ChatBench(Bench):
     """Its model's folder is real; one node has room for what is said."""
 
-    def __init__(self, folder: Path, stored: StoredState | None = None) -> None:
+    def __init__(
+        self, folder: Path, stored: StoredState | None = None, *, knows_model: bool = True
+    ) -> None:
         self._folder = str(folder)
         self._handlers = cast("dict[type, Callable[[Any], object]]", TextJobs().handlers())
         self.jobs: list[Any] = []
@@ -71,17 +73,22 @@ class ChatBench(Bench):
         self.fresh_bytes = 0
         super().__init__(stored=stored)
         self.core.models_found({}, 0.0)
-        self.core.models_found({TOY: self._folder}, 0.0)
-        self.settle()
+        if knows_model:
+            self.learn_model()
         self.node(1, window=100_000)
         self._number = 0
 
-    def restarted(self) -> ChatBench:
+    def learn_model(self) -> None:
+        """The head finds its folder of the model, and reads it."""
+        self.core.models_found({TOY: self._folder}, self.now)
+        self.settle()
+
+    def restarted(self, *, knows_model: bool = True) -> ChatBench:
         """The head after it ended and began again with what it had kept."""
         disk = Disk()
         disk.boot = self.core.boot
         disk.commit(Persist(lsn=1, rows=tuple(self.rows)))
-        return ChatBench(Path(self._folder), disk.start())
+        return ChatBench(Path(self._folder), disk.start(), knows_model=knows_model)
 
     def text_reply(self, job: Any) -> object:
         self.jobs.append(job)

@@ -366,6 +366,33 @@ def test_an_answer_that_runs_on_after_a_restart_ends_with_its_calls(tmp_path: Pa
     assert again.last(GenerateReq).sampling.constraint.kind == "structural"
 
 
+@pytest.mark.parametrize(
+    ("said", "finish", "end", "text"),
+    [
+        (OSLO, "eos", ("tool_calls", None), ""),
+        ("No STOP here", "eos", ("stop", "STOP"), "No "),
+        ("No STOP here", "length", ("stop", "STOP"), "No "),
+        ("No call", "eos", ("stop", None), "No call"),
+        (OSLO, "length", ("length", None), ""),
+    ],
+)
+def test_an_end_that_comes_before_the_tokenizer_is_known(
+    tmp_path: Path, said: str, finish: str, end: tuple[str, str | None], text: str
+) -> None:
+    """A head that has just begun again is told the rest while its text processes still start."""
+    bench = ChatBench(chat_folder(tmp_path / "toy"))
+    bench.chat(tools=TOOLS, key="k", stop="STOP", max_new=len(said) + (finish == "eos"))
+    bench.down(1)
+    again = bench.restarted(knows_model=False)
+    again.wait(60.0)
+    again.answer(again.last(GenerateReq), said, finish)
+    again.learn_model()
+    reader = again.send("attach", key="k", offset=0)
+    told = next(r for r in again.replies if r["kind"] == "end" and r["id"] == reader)
+    assert (told["finish"], told.get("stop")) == end
+    assert again.pieces(reader)["text"] == text
+
+
 def test_ids_of_calls_are_what_the_strictest_templates_take() -> None:
     made = [call_id(f"s-{n}/1", index) for n in range(200) for index in range(3)]
     assert len(set(made)) == len(made)
