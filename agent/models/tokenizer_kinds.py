@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from agent.models.text_cuts import CUTS
-from agent.models.vocabulary_source import CONTROL, NORMAL, VocabularySource
+from agent.models.vocabulary_source import NORMAL, VocabularySource, word_pieces
 
 _SPACE = "\u2581"
 
@@ -47,16 +47,13 @@ def character_pairs(source: VocabularySource) -> Tokenizer:
 def word_piece(source: VocabularySource) -> Tokenizer:
     """WordPiece of encoders (`bert`).
 
-    Source: Devlin et al., "BERT" (arXiv:1810.04805); the file marks what begins a word, the
-    published vocabularies what does not.
+    Source: Devlin et al., "BERT" (arXiv:1810.04805).
     """
+    pieces = word_pieces(source)
     tokenizer = Tokenizer(
         models.WordPiece(
-            vocab={
-                _with_marked_rest(text, kind): index
-                for index, (text, kind) in enumerate(zip(source.tokens, source.kinds, strict=True))
-            },
-            unk_token=source.text(source.unknown_id) or "",
+            vocab={text: index for index, text in enumerate(pieces)},
+            unk_token="[UNK]" if source.unknown_id is None else pieces[source.unknown_id],
             max_input_chars_per_word=100,
         )
     )
@@ -123,10 +120,3 @@ def _merges_by_score(source: VocabularySource) -> list[tuple[str, str]]:
             if left is not None and right is not None:
                 ranked.append((-source.scores[index], left, right, text[:cut], text[cut:]))
     return [(left, right) for *_, left, right in sorted(ranked)]
-
-
-def _with_marked_rest(text: str, kind: int) -> str:
-    """A WordPiece token as it was published: `##` before what goes on with a word."""
-    if kind == CONTROL or (text.startswith("[") and text.endswith("]")):
-        return text
-    return text[1:] if text.startswith(_SPACE) and len(text) > 1 else f"##{text}"

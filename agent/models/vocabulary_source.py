@@ -270,11 +270,8 @@ def check_vocabulary(source: VocabularySource) -> None:
             f"token {wrong[0]} is named and there are {size}; download the file again",
             param="tokenizer",
         )
-    if source.kind == "bert" and source.unknown_id is None:
-        raise Invalid(
-            "the tokenizer names no token for what it does not know; download the file again",
-            param="tokenizer.ggml.unknown_token_id",
-        )
+    if source.kind == "bert":
+        _check_word_pieces(source)
     _check_merges(source)
 
 
@@ -295,9 +292,33 @@ def _check_kind(source: VocabularySource) -> None:
         )
     raise Invalid(
         f"tokenizer cut {source.pre[:60]!r} is not known here and another would give wrong ids; "
-        f"known: {', '.join(CUTS)}; choose a model with one of them",
+        "choose a model with one that docs/tokenizers.md lists",
         param="tokenizer.ggml.pre",
     )
+
+
+def _check_word_pieces(source: VocabularySource) -> None:
+    if source.unknown_id is None:
+        raise Invalid(
+            "the tokenizer names no token for what it does not know; download the file again",
+            param="tokenizer.ggml.unknown_token_id",
+        )
+    if len(set(word_pieces(source))) != len(source.tokens):
+        raise Invalid("two tokens have one text; download the file again", param="tokenizer")
+
+
+def word_pieces(source: VocabularySource) -> list[str]:
+    """WordPiece tokens as they were published: `##` before what goes on with a word.
+
+    The file marks what begins one, by U+2581.
+    """
+    return [_word_piece(text, kind) for text, kind in zip(source.tokens, source.kinds, strict=True)]
+
+
+def _word_piece(text: str, kind: int) -> str:
+    if kind in (CONTROL, USER_DEFINED) or (text.startswith("[") and text.endswith("]")):
+        return text
+    return text[1:] if text.startswith("\u2581") and len(text) > 1 else f"##{text}"
 
 
 def _check_merges(source: VocabularySource) -> None:
@@ -305,7 +326,7 @@ def _check_merges(source: VocabularySource) -> None:
     texts = set(source.tokens)
     for merge in source.merges:
         left, _, right = merge.partition(" ")
-        if not texts.issuperset((left, right, left + right)):
+        if not left or not right or not texts.issuperset((left, right, left + right)):
             raise Invalid(
                 f"the merge {merge[:60]!r} is of no tokens; download the file again",
                 param="tokenizer.ggml.merges",

@@ -16,12 +16,14 @@ from tests.fuzz.media import MEDIA
 from tests.fuzz.model_files import MODEL_FILES
 from tests.fuzz.prompts import PROMPTS
 from tests.fuzz.protocols import PROTOCOLS
+from tests.fuzz.vocabularies import VOCABULARIES
 
 TARGETS: Mapping[str, Case] = {
     **DECODERS,
     **LINKS,
     **PROTOCOLS,
     **MODEL_FILES,
+    **VOCABULARIES,
     **MEDIA,
     **CHANNELS,
     **CHATS,

@@ -58,6 +58,117 @@ def test_an_unknown_cut_is_refused() -> None:
         made(byte_level("kimi-k2", []))
 
 
+def test_a_file_that_names_no_cut_is_refused() -> None:
+    metadata = byte_level("gpt-2", [])
+    del metadata["tokenizer.ggml.pre"]
+    with pytest.raises(Invalid, match="does not say how its tokenizer cuts text"):
+        made(metadata)
+
+
+@pytest.mark.parametrize("kind", ["t5", "rwkv", "plamo2"])
+def test_a_kind_that_is_not_known_is_refused(kind: str) -> None:
+    with pytest.raises(Invalid, match=f"tokenizer kind '{kind}' can not be imported; .*choose"):
+        made(byte_level("gpt-2", [], model=kind))
+
+
+def test_end_tokens_that_a_user_could_write_are_control_tokens() -> None:
+    metadata = byte_level("gpt-2", [])
+    metadata["tokenizer.ggml.token_type"][256:] = [4, 4]
+    tokenizer = made(metadata)
+    tokenizer.encode_special_tokens = True
+    assert tokenizer.encode("<|im_end|><b>").ids == list(b"<|im_end|><b>")
+    tokenizer.encode_special_tokens = False
+    assert tokenizer.encode("<|im_end|><b>").ids == [256, 257]
+
+
+def test_what_ends_a_message_within_a_turn_ends_no_answer() -> None:
+    texts = ["<|end|>", "<|return|>", "<|call|>"]
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": [*byte_symbols(), *texts],
+        "tokenizer.ggml.token_type": [1] * 256 + [3] * 3,
+    }
+    assert read_vocabulary(metadata).eos_ids == (257, 258)
+    metadata["tokenizer.ggml.tokens"] = [*byte_symbols(), "<|end|>", "x", "y"]
+    assert read_vocabulary(metadata).eos_ids == (256,)
+
+
+def test_what_comes_after_a_text_that_is_encoded_whole() -> None:
+    metadata = byte_level("gpt-2", [], add_bos_token=True, add_eos_token=True)
+    assert made(metadata).encode("a").ids == [257, 97, 256]
+    metadata = byte_level("gpt-2", [], add_eos_token=True)
+    assert made(metadata).encode("a").ids == [97, 256]
+
+
+def test_phi_3_s_control_tokens_take_spaces_along() -> None:
+    metadata = byte_level("gpt-2", [])
+    assert made(metadata).encode("<b> \na b").ids == [257, *b" \na b"]
+    metadata["general.name"] = "Phi-3-mini"
+    assert made(metadata).encode("<b> \na b").ids == [257, *b"a b"]
+
+
+def word_pieces(**more: Any) -> dict[str, Any]:
+    tokens = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "\u2581un",
+        "able",
+        "\u2581able",
+        "\u2581!",
+        "\u2581e",
+    ]
+    metadata = {
+        "model": "bert",
+        "tokens": tokens,
+        "token_type": [3] * 4 + [1] * 5,
+        "cls_token_id": 2,
+        "seperator_token_id": 3,
+        "unknown_token_id": 1,
+        **more,
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in metadata.items()}
+
+
+def test_word_pieces_are_the_longest_that_fit() -> None:
+    tokenizer = made(word_pieces())
+    assert tokenizer.encode("UnAble able!").tokens == [
+        *("[CLS]", "un", "##able", "able", "!", "[SEP]")
+    ]
+    assert tokenizer.encode("\u00c9 unx").tokens == ["[CLS]", "e", "[UNK]", "[SEP]"]
+    assert tokenizer.decode([4, 5, 6, 7]) == "unable able!"
+
+
+def test_word_pieces_keep_case_and_accents_where_the_file_says_so() -> None:
+    tokenizer = made(word_pieces(**{"normalizer.lowercase": False}))
+    assert tokenizer.encode("Un un \u00e9").tokens == ["[CLS]", "[UNK]", "un", "[UNK]", "[SEP]"]
+
+
+def test_word_pieces_that_are_one_are_refused() -> None:
+    tokens = word_pieces()["tokenizer.ggml.tokens"]
+    with pytest.raises(Invalid, match="two tokens have one text"):
+        made(word_pieces(tokens=[*tokens[:4], "\u2581[a]", "[a]", *tokens[6:]]))
+
+
+def test_characters_are_merged_by_rank_and_others_are_bytes() -> None:
+    raw = [f"<0x{byte:02X}>" for byte in range(256)]
+    tokens = ["<unk>", "<bos>", *raw, "\u2581", "a", "b", "ab", "\u2581ab", "\n", "\n\n"]
+    metadata = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3, 3] + [6] * 256 + [1] * 7,
+        "tokenizer.ggml.merges": ["a b", "\u2581 ab", "\n \n"],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+    tokenizer = made(metadata)
+    assert tokenizer.encode("ab ab\n\n\u00e9").tokens == [
+        *("<bos>", "ab", "\u2581ab", "\n\n", "<0xC3>", "<0xA9>")
+    ]
+    assert tokenizer.decode(tokenizer.encode("ab ab\n\n\u00e9").ids) == "ab ab\n\n\u00e9"
+
+
 def test_a_file_without_tokenizer_is_refused() -> None:
     with pytest.raises(Invalid, match="no tokenizer"):
         read_vocabulary({})
