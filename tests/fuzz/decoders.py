@@ -15,7 +15,7 @@ from bus.errors import DecodeError, Invalid, SuperfluidError
 from bus.frames import HEADER, MAX_FRAME_BYTES, FrameKind, pack_header, parse_frame
 from bus.handshake import HANDSHAKE
 from bus.keys import new_token, parse_token
-from bus.messages import api, chat
+from bus.messages import api, chat, job_bodies, transcripts
 from bus.messages.link import LINK
 from bus.messages.text import TEXT
 from bus.messages.worker import WORKER
@@ -48,6 +48,11 @@ _REQUESTS = (
     api.AnswerUsage,
     api.Timing,
     api.EndBody,
+    transcripts.TranscribeRequest,
+    transcripts.SegmentsEvent,
+    transcripts.TranscriptEnd,
+    job_bodies.TranscribeBody,
+    job_bodies.TranscribePart,
 )
 _TOKEN = new_token(KeyPair.from_secret(bytes(range(32))).public, random.Random(0).randbytes)
 

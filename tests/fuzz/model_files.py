@@ -9,14 +9,17 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+from agent.models.ct2_file import Ct2File
 from agent.models.examine import examine_file
 from agent.models.gguf_file import GgufFile
 from agent.models.tokenizer import build_tokenizer
 from agent.models.vocabulary_source import read_vocabulary
-from bus.errors import SuperfluidError
+from agent.models.whisper_config import expected_shapes, read_whisper_config
+from bus.errors import Invalid, SuperfluidError
 from tests.fuzz.decoders import Case
 from tests.fuzz.generate import change_bytes, random_bytes
 from tests.harness.gguf_models import SmallModel, write_model
+from tests.harness.small_whisper import model_bytes, small_variables
 
 _KEYS = (
     *("general.architecture", "general.alignment", "general.name", "split.count", "split.no"),
@@ -133,4 +136,46 @@ def gguf_case(rng: random.Random) -> None:
         raise AssertionError(f"usable and reasons disagree: {found}")
 
 
-MODEL_FILES: Mapping[str, Case] = {"gguf": gguf_case}
+_VOCAB = 64
+
+
+@cache
+def _whisper_variables() -> tuple[bytes, ...]:
+    """The variables of a small Whisper; those of weights are most of their bytes."""
+    return tuple(small_variables(_VOCAB).values())
+
+
+def ct2_bytes(rng: random.Random) -> bytes:
+    """A Whisper's file with some variables left out, changed where they say what they are."""
+    variables = list(_whisper_variables())
+    for _ in range(rng.randint(0, 3)):
+        place = rng.randrange(len(variables))
+        raw = bytearray(variables[place])
+        raw[rng.randrange(min(len(raw), 80))] = rng.choice((0, 1, 2, 8, 255, rng.getrandbits(8)))
+        variables[place] = bytes(raw)
+    if rng.random() < 0.3:
+        variables.pop(rng.randrange(len(variables)))
+    aliases = {"decoder/projection/weight": "decoder/embeddings/weight"}
+    whole = model_bytes({str(n): raw for n, raw in enumerate(variables)}, aliases)
+    return whole[: rng.randrange(len(whole))] if rng.random() < 0.2 else whole
+
+
+def ct2_case(rng: random.Random) -> None:
+    """Whatever a file holds, it is read as a Whisper whose every weight is there, or refused."""
+    raw = b"\6\0\0\0" + random_bytes(rng) if rng.random() < 0.1 else ct2_bytes(rng)
+    if rng.random() < 0.2:
+        raw = change_bytes(rng, raw)
+    with tempfile.NamedTemporaryFile(suffix=".bin") as file:
+        file.write(raw)
+        file.flush()
+        try:
+            weights = Ct2File(Path(file.name))
+            config = read_whisper_config(weights)
+            for name, shape in expected_shapes(config).items():
+                if weights.floats(name).shape != shape:
+                    raise AssertionError(f"{name} is not of the shape that was checked")
+        except Invalid:
+            pass
+
+
+MODEL_FILES: Mapping[str, Case] = {"gguf": gguf_case, "ct2": ct2_case}
