@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bus.errors import DecodeError
-from bus.messages.text import TEXT, CheckConstraint, Describe, TextFailed, TextReady
+from bus.messages.text import TEXT, CheckConstraint, Describe, RenderChat, TextFailed, TextReady
 from bus.transport import clock
 from bus.transport.child import ChildSpec
 from bus.transport.pool import ChildExited, ChildMessage, ProcessPool
@@ -186,6 +186,14 @@ def _over_limit(job: Any, what: str) -> TextFailed:
             f"{'too long' if what != 'memory' else 'too much memory'} (more {what} than a "
             "constraint may have); send a smaller or simpler one",
             param="constraint",
+        )
+    if isinstance(job, RenderChat):
+        return TextFailed(
+            job=job.job,
+            code="too_large",
+            message=f"the text process took more {what} than one chat may; send fewer or shorter "
+            "messages, or mend the model's chat template if short ones end like this, too",
+            param="messages",
         )
     return TextFailed(
         job=job.job,

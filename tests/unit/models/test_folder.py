@@ -180,3 +180,12 @@ def test_folders_are_read_without_the_import_extra(toy: Path) -> None:
     command = [sys.executable, "-P", "-c", program, str(toy.parent)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "['toy']\n"
+
+
+def test_a_chat_template_of_ones_own_may_take_the_place_of_the_models(tmp_path: Path) -> None:
+    path = shutil.copytree(toy_model_folder().path, tmp_path / "toy")
+    (path / "chat_template.jinja").write_text("mine")
+    assert ModelFolder.open(path, verify=True).chat_template is not None
+    (path / "chat_template.jinja").unlink()
+    with pytest.raises(ModelIncomplete, match=r"chat_template\.jinja is missing"):
+        ModelFolder.open(path)
