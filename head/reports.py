@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from bus.ids import ModelName
@@ -40,7 +40,13 @@ def nodes(
         digest: of a model's tokenizer in this fleet; 0 when it is not known.
     """
     in_order = sorted(fleet.nodes, key=lambda node: node.identity)
-    return [_node(node, now, digest) for node in in_order]
+    theirs = {
+        (status.name, status.tokenizer_digest)
+        for node in in_order
+        if node.up
+        for status in node.models.values()
+    }
+    return [_node(node, now, digest, theirs) for node in in_order]
 
 
 def dialed(addresses: Iterable[DialedAddress]) -> list[dict[str, Any]]:
@@ -56,7 +62,12 @@ def dialed(addresses: Iterable[DialedAddress]) -> list[dict[str, Any]]:
     ]
 
 
-def _node(node: Node, now: float, digest: Callable[[ModelName], int]) -> dict[str, Any]:
+def _node(
+    node: Node,
+    now: float,
+    digest: Callable[[ModelName], int],
+    theirs: Collection[tuple[ModelName, int]],
+) -> dict[str, Any]:
     return {
         "identity": node.identity,
         "state": node.state,
@@ -78,27 +89,37 @@ def _node(node: Node, now: float, digest: Callable[[ModelName], int]) -> dict[st
             "load_average": node.host.load_average,
         },
         "models": [
-            _model_on_node(node, status, digest(status.name)) for status in node.models.values()
+            _model_on_node(
+                node, status, wanted, is_odd=wanted != 0 and (status.name, wanted) not in theirs
+            )
+            for status in node.models.values()
+            for wanted in (digest(status.name),)
         ],
     }
 
 
-def _problem(status: ModelStatus, digest: int) -> str:
+def _problem(status: ModelStatus, digest: int, is_odd: bool) -> str:
+    """What keeps a node from serving a model; `is_odd` when only the head has this digest."""
     theirs = status.tokenizer_digest
     if status.problem or not digest or not theirs or theirs == digest:
         return status.problem
+    remedy = "import the same model file there, unload it and load it again"
+    if is_odd:
+        remedy = (
+            "no node has that of the head's own folder: remove that folder, and the head fetches "
+            f"theirs (on the head's machine: sfctl model rm {status.name}), or {remedy}"
+        )
     return (
         f"its tokenizer for {status.name} ({theirs:016x}) differs from the fleet's "
-        f"({digest:016x}), so it gets no requests for it; import the same model file there, unload "
-        "it and load it again"
+        f"({digest:016x}), so it gets no requests for it; {remedy}"
     )
 
 
-def _model_on_node(node: Node, status: ModelStatus, digest: int) -> dict[str, Any]:
+def _model_on_node(node: Node, status: ModelStatus, digest: int, *, is_odd: bool) -> dict[str, Any]:
     return {
         "name": status.name,
         "phase": status.phase,
-        "problem": _problem(status, digest),
+        "problem": _problem(status, digest, is_odd),
         "device": status.device,
         "window_tokens": status.window_tokens,
         "lanes_total": status.lanes_total,

@@ -115,6 +115,16 @@ def test_without_a_copy_at_the_head_the_first_node_says_what_the_fleets_tokenize
     assert bench.core.texts.digest(TOY) == 12
 
 
+def test_a_copy_at_the_head_that_no_node_has_is_named(bench: Bench) -> None:
+    link(bench, 1, "n1", status(TOY, digest=7))
+    problem = nodes(bench)["n1"]["models"][0]["problem"]
+    assert "remove that folder, and the head fetches theirs" in problem
+    assert "on the head's machine: sfctl model rm toy" in problem
+    link(bench, 2, "n2", status(TOY))
+    problem = nodes(bench)["n1"]["models"][0]["problem"]
+    assert problem.endswith("; import the same model file there, unload it and load it again")
+
+
 def test_a_node_that_does_not_know_its_digest_may_serve(bench: Bench) -> None:
     link(bench, 1, "n1", status(TOY, digest=0))
     ask(bench, b"r", TOY)
