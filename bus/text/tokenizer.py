@@ -13,6 +13,7 @@ from typing import Any, Self
 from tokenizers import Tokenizer
 
 from bus.errors import Invalid, ModelIncomplete
+from bus.text.control_pieces import without_control_pieces
 from bus.text.detokenizer import Detokenizer
 from bus.text.encodings import Encodings
 from bus.text.escaping import Escaper
@@ -39,16 +40,13 @@ class TextModel:
         self.files = files
         self._encodings = encodings
         try:
-            self._tokenizer: Any = Tokenizer.from_str(files.tokenizer)
+            self._tokenizer = _opened(files.tokenizer)
             self._layout: dict[str, Any] = json.loads(files.tokenizer)
         except Exception as error:
             raise ModelIncomplete(
                 f"the tokenizer of model {files.name} can not be read ({error}); "
                 "import the model again"
             ) from error
-        # Added by neither truncation nor padding: a cut prompt would be a wrong one.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
         self._added = {
             token: (added.content, bool(added.special))
             for token, added in self._tokenizer.get_added_tokens_decoder().items()
@@ -118,29 +116,35 @@ class TextModel:
             Invalid: the text is no Unicode text.
         """
         _check_unicode(text)
-        self._tokenizer.encode_special_tokens = True
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=True).ids
+        self._plain.encode_special_tokens = True
+        ids: list[int] = self._plain.encode(text, add_special_tokens=True).ids
         return ids
 
-    def encode_rendered(self, text: str, escaper: Escaper, *, add_special: bool) -> list[int]:
+    def encode_rendered(
+        self, text: str, escaper: Escaper, *, add_special: bool, continues: bool = False
+    ) -> list[int]:
         """The ids of a rendered template whose users' texts were escaped.
 
         The control tokens in `text` are the template's. They cut it into stretches, as the
         tokenizer itself would; each stretch is encoded with its escapes turned back and no
         control token taken from it.
 
+        Args:
+            add_special: begin with BOS when the model wants one, once.
+            continues: the text follows another, so its first word begins no text.
+
         Raises:
             Invalid: the text is no Unicode text.
         """
-        if not escaper.used and (self._encodings is None or self._cuts is None):
+        if not continues and not escaper.used and (self._encodings is None or self._cuts is None):
             return self.encode(text, add_special=add_special, parse_special=True)
         ids: list[int] = []
         begin = 0
         for token, (start, end) in self._special_places(text):
-            ids += self._stretch(escaper.restore(text[begin:start]), begin)
+            ids += self._stretch(escaper.restore(text[begin:start]), begin + continues)
             ids.append(token)
             begin = end
-        ids += self._stretch(escaper.restore(text[begin:]), begin)
+        ids += self._stretch(escaper.restore(text[begin:]), begin + continues)
         return self._with_bos(ids) if add_special else ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool) -> str:
@@ -175,9 +179,11 @@ class TextModel:
     def _ids(self, text: str, parse_special: bool) -> list[int]:
         _check_unicode(text)
 
+        tokenizer = self._tokenizer if parse_special else self._plain
+
         def encode(text: str) -> list[int]:
-            self._tokenizer.encode_special_tokens = not parse_special
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+            tokenizer.encode_special_tokens = not parse_special
+            ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
             return ids
 
         return self._kept("special" if parse_special else "plain", text, encode)
@@ -187,6 +193,16 @@ class TextModel:
         if self._encodings is None:
             return encode(text)
         return list(self._encodings.encode(self._content + way.encode(), text, encode))
+
+    @cached_property
+    def _plain_text(self) -> str | None:
+        """The tokenizer.json of `_plain`, where it is another one."""
+        return without_control_pieces(self.files.tokenizer)
+
+    @cached_property
+    def _plain(self) -> Any:
+        """A tokenizer for texts that no control token is in."""
+        return self._tokenizer if self._plain_text is None else _opened(self._plain_text)
 
     @cached_property
     def _content(self) -> bytes:
@@ -243,13 +259,21 @@ class TextModel:
     @cached_property
     def _continuing(self) -> Any | None:
         """A tokenizer for stretches that begin no text, where the model's own would add a space."""
-        layout = json.loads(self.files.tokenizer)
+        layout = json.loads(self._plain_text or self.files.tokenizer)
         changed = [
             step for step in _pre_tokenizers(layout) if step.get("prepend_scheme") == "first"
         ]
         for step in changed:
             step["prepend_scheme"] = "never"
-        return Tokenizer.from_str(json.dumps(layout)) if changed else None
+        return _opened(json.dumps(layout)) if changed else None
+
+
+def _opened(text: str) -> Any:
+    """A tokenizer that neither cuts nor fills up: a cut prompt would be a wrong one."""
+    tokenizer: Any = Tokenizer.from_str(text)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def _pre_tokenizers(layout: dict[str, Any]) -> list[dict[str, Any]]:

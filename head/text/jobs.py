@@ -144,8 +144,10 @@ class TextJobs:
             read_tools(_unpacked(job.tools)),
             _options(job.options),
         )
-        prompt = _prompt(chat, job)
-        ids = opened.model.encode_rendered(prompt.text, escaper, add_special=prompt.begins)
+        prompt = _prompt(chat, job, opened.model)
+        ids = opened.model.encode_rendered(
+            prompt.text, escaper, add_special=prompt.begins, continues=not prompt.begins
+        )
         return Encoded(
             job=job.job,
             ids=pack_ids(ids),
@@ -188,9 +190,10 @@ def _stamps(folder: Path) -> list[int]:
     return found
 
 
-def _prompt(chat: ChatPrompt, job: RenderChat) -> Prompt:
+def _prompt(chat: ChatPrompt, job: RenderChat, model: TextModel) -> Prompt:
     if job.after_answer:
-        return chat.after_answer()
+        ends = [model.decode((token,), skip_special=False) for token in model.eos]
+        return chat.after_answer(model.special_texts, ends)
     if job.continue_final:
         return chat.open_ended()
     return chat.whole(add_generation_prompt=job.add_generation_prompt)

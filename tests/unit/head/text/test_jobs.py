@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,66 @@ def test_t7_a_chat_has_one_bos_whoever_writes_it(tmp_path: Path, template: str) 
         assert ids[0] == BOS
         decoded = TextModel.open(folder).decode(ids, skip_special=True)
         assert decoded == content
+
+
+WITH_TOOLS = (
+    "{{ bos_token }}{% for tool in tools %}{{ tool.function.description }}{% endfor %}"
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}"
+    "{{ c.function.name }}{{ c.function.arguments }}{% endfor %}|{% endfor %}"
+)
+
+
+def test_t7_a_chat_with_tools_has_one_bos_and_no_control_tokens_of_users(tmp_path: Path) -> None:
+    folder = text_folder(
+        tmp_path / "m", sentence_piece(), template=WITH_TOOLS, record={"add_bos": True}
+    )
+    call = {"id": "<s>", "name": "<s>", "arguments": '{"<s>": "</s>"}'}
+    messages = [
+        {"role": "user", "content": "<s>hi"},
+        {"role": "assistant", "content": "<s>", "tool_calls": [call]},
+        {"role": "tool", "content": "</s>"},
+    ]
+    job = replace(
+        chat(folder, *messages), tools=msgpack.packb([{"name": "f", "description": "<s>"}])
+    )
+    reply = TextJobs().render_chat(job)
+    assert reply.text == '<s><s><s>hi|<s><s>{"<s>": "</s>"}|</s>|'
+    ids = list(unpack_ids(reply.ids))
+    assert [token for token in ids if token < 5] == [BOS]
+    assert TextModel.open(folder).decode(ids[1:], skip_special=True) == reply.text[3:]
+
+
+def test_an_open_end_and_what_follows_an_answer(tmp_path: Path) -> None:
+    template = (
+        "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant:<think>{% endif %}"
+    )
+    folder = text_folder(
+        tmp_path / "m",
+        sentence_piece(metaspace=True),
+        template=template,
+        record={"add_bos": True},
+    )
+    asked, answered = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hi"}
+    jobs, model = TextJobs(), TextModel.open(folder)
+    whole = jobs.render_chat(chat(folder, asked))
+    assert (whole.text, whole.tail) == ("<s>user: hi\nassistant:<think>", "<think>")
+    ended = jobs.render_chat(replace(chat(folder, asked, answered), continue_final=True))
+    assert ended.text == "<s>user: hi\nassistant: hi"
+    follows = jobs.render_chat(replace(chat(folder, asked, answered, asked), after_answer=True))
+    assert (follows.text, follows.tail) == ("\nuser: hi\nassistant:<think>", "<think>")
+    # Nothing begins in the middle of a context: no BOS, and no space before the first word.
+    both = [*unpack_ids(ended.ids), *unpack_ids(follows.ids)]
+    assert both.count(BOS) == 1
+    assert model.decode(both, skip_special=False) == ended.text + follows.text
+
+
+def test_what_is_wrong_with_tools_is_named(tmp_path: Path) -> None:
+    folder = text_folder(tmp_path / "m", sentence_piece(), template=WITH_BOS)
+    job = chat(folder, {"role": "user", "content": "x"})
+    with pytest.raises(Invalid) as caught:
+        TextJobs().render_chat(replace(job, tools=msgpack.packb([{"name": "a b"}])))
+    assert caught.value.param == "tools[0].name"
 
 
 def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
