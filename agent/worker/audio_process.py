@@ -4,7 +4,7 @@ The file is its standard input. What it writes to its standard output is a row o
 
     kind, one byte | length u32, little-endian | so many bytes
 
-    S   samples: float32 little-endian, mono at 16 kHz, some of them
+    S   samples: float32 little-endian, mono at 16 kHz, some of them, or none yet
     D   the end: nothing was wrong
     E   why there is no more: a JSON object with code, message, param, length and max
 
@@ -90,6 +90,8 @@ def _parts(skip: int, longest_s: float) -> Iterator[memoryview]:
         gone = min(skip, len(block))
         skip -= gone
         raw = memoryview(block[gone:].astype("<f4").tobytes())
+        if not raw:
+            yield raw  # So that the reader knows that it gets on.
         for start in range(0, len(raw), MOST_SAMPLE_BYTES):
             yield raw[start : start + MOST_SAMPLE_BYTES]
 

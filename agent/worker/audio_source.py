@@ -32,6 +32,8 @@ _READ_BYTES = 1 << 18
 _AHEAD_BYTES = 1 << 20
 #: Errors that the process may name.
 _NAMED = {error.code: error for error in (Invalid, TooLarge, Internal)}
+#: A decoder that says nothing for so long while it is waited for stands still.
+STILL_S = 120.0
 #: Samples may go beyond 1 by so much; further out they are cut.
 _LOUDEST = 8.0
 
@@ -79,6 +81,8 @@ class AudioSource:
         self._parts: list[FloatArray] = []
         self._ready = 0
         self._error: SuperfluidError | None = None
+        #: How long it was waited for since it last said something.
+        self._waited_s = 0.0
         self.ended = False
 
     @property
@@ -122,7 +126,13 @@ class AudioSource:
     def _read(self, wait_s: float) -> bool:
         """Take what the process has said; False when it said nothing in time."""
         if not select.select([self._out], [], [], wait_s)[0]:
-            return False
+            self._waited_s += wait_s
+            if self._waited_s > STILL_S:
+                self._error = Internal(
+                    f"the decoder of the audio file has stood still for {STILL_S:.0f} s; ask again"
+                )
+            return self._error is not None
+        self._waited_s = 0.0
         data = self._out.read(_READ_BYTES)
         if data:
             self._raw += data

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.worker import audio_process
+from agent.worker import audio_process, audio_source
 from agent.worker.audio_source import AudioSource
-from bus.errors import BlobMissing, Invalid, TooLarge
+from bus.errors import BlobMissing, Internal, Invalid, TooLarge
 from tests.harness.sounds import FORMATS, FloatArray, tone, write_sound
 
 PATIENCE_S = 30.0
@@ -97,6 +97,17 @@ def test_a_decoder_that_dies_is_the_files_fault(tmp_path: Path) -> None:
         fill(opened, 16_000)
         opened._process.send_signal(signal.SIGSEGV)
         with pytest.raises(Invalid, match="its decoder ended by SIGSEGV"):
+            fill(opened, 90 * 16_000)
+
+
+def test_a_decoder_that_stands_still_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audio_source, "STILL_S", 0.5)
+    with source(write_sound(tmp_path / "a.wav", tone(90.0))) as opened:
+        fill(opened, 16_000)
+        opened._process.send_signal(signal.SIGSTOP)
+        with pytest.raises(Internal, match="has stood still"):
             fill(opened, 90 * 16_000)
 
 
