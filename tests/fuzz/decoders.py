@@ -36,6 +36,7 @@ _REQUESTS = (
     api.GenerateRequest,
     chat.ChatRequest,
     chat.SessionChatRequest,
+    chat.RenderRequest,
     api.AboutRequest,
     api.AttachRequest,
     api.TokenizeRequest,

@@ -178,7 +178,7 @@ def _request(rng: random.Random, number: int, body: dict[str, Any]) -> bytes:
 _OPERATIONS = (
     *("generate", "attach", "cancel", "more", "tokenize", "detokenize", "status", "nodes"),
     *("models", "hello", "ping", "goodbye", "put_blob", "has_blob", "session.create"),
-    "media.probe",
+    *("media.probe", "render", "chat"),
     *("session.append", "session.generate", "session.finish", "session.cancel", "embed"),
 )
 _KEYS: dict[str, Any] = {
@@ -187,6 +187,8 @@ _KEYS: dict[str, Any] = {
     "tokens": [65, 66],
     "text": "hi",
     "messages": [{"role": "user", "content": "hi"}],
+    "tools": [{"name": "f", "parameters": {"type": "object"}}],
+    "template": {"documents": []},
     "about": b"q0",
     "key": "k",
     "session": "s",

@@ -33,6 +33,8 @@ def text_reply(job: object) -> object:
             )
         case text.Encode():
             return text.Encoded(job=job.job, ids=pack_ids(job.text.encode()), digest=DIGEST)
+        case text.RenderChat():
+            return text.Encoded(job=job.job, ids=pack_ids(job.messages), digest=DIGEST)
         case text.EncodeTexts():
             ids = tuple(pack_ids(each.encode()) for each in job.texts)
             return text.TextsEncoded(job=job.job, ids=ids, digest=DIGEST)

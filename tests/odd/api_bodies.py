@@ -28,7 +28,7 @@ _OTHERS = (
         "has_blob",
         "tokenize",
     ),
-    "media.probe",
+    *("media.probe", "render"),
     *("detokenize", "status", "nodes", "models", "", "GENERATE", "generate\0", "no such"),
 )
 _FLOAT_KEYS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty")
