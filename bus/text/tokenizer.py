@@ -197,7 +197,7 @@ class TextModel:
     @cached_property
     def _plain_text(self) -> str | None:
         """The tokenizer.json of `_plain`, where it is another one."""
-        return without_control_pieces(self.files.tokenizer)
+        return without_control_pieces(self._layout)
 
     @cached_property
     def _plain(self) -> Any:

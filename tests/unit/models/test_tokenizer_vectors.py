@@ -24,6 +24,8 @@ from agent.models.tokenizer import build_tokenizer
 from agent.models.vocabulary_source import VocabularySource, check_vocabulary, read_vocabulary
 from bus.errors import Invalid
 from bus.text.detokenizer import Detokenizer
+from bus.text.encodings import Encodings
+from bus.text.escaping import Escaper
 from bus.text.model_files import ModelFiles
 from bus.text.tokenizer import TextModel
 from tests.harness.models import gemma3_folder, gemma3_gguf
@@ -78,7 +80,8 @@ def text_model(name: str, source: VocabularySource) -> TextModel:
             bos_id=source.bos_id,
             add_bos=source.add_bos,
             template=None,
-        )
+        ),
+        Encodings(),
     )
 
 
@@ -109,6 +112,7 @@ def test_ids_equal_those_that_llama_cpp_makes(made: Made) -> None:
 
 def test_control_tokens_in_text_are_text_unless_asked_for(made: Made) -> None:
     name, model = made
+    escaper = Escaper(model.special_texts)
     for text, plain, whole in SECOND["vocabularies"][name]["marked"]:
         assert model.encode(text, add_special=False) == plain, text
         assert not set(plain) & {model.bos, *model.eos}
@@ -116,6 +120,10 @@ def test_control_tokens_in_text_are_text_unless_asked_for(made: Made) -> None:
         twice = whole[:2] == [model.bos, model.bos]
         expected = whole[int(twice) : -1 if name == "bert-bge" else None]
         assert model.encode(text, add_special=True, parse_special=True) == expected, text
+        # A rendered template is encoded in the stretches between its control tokens
+        assert model.encode_rendered(text, escaper, add_special=True) == expected, text
+        users = escaper.escape(text)
+        assert model.encode_rendered(users, escaper, add_special=False) == plain, text
 
 
 def test_texts_come_back(made: Made) -> None:
