@@ -8,6 +8,7 @@ import msgpack
 
 from bus.errors import DecodeError
 from bus.fields import kind_of
+from bus.wrong_texts import not_unicode
 
 #: Deeper data than any message of ours has; stops bombs before objects are made of them.
 MAX_DEPTH = 16
@@ -46,6 +47,8 @@ def unpack(
         )
     except DecodeError:
         raise
+    except UnicodeDecodeError:
+        raise not_unicode(data) from None
     except Exception as error:  # noqa: BLE001 - msgpack raises many kinds for bad input
         raise DecodeError(f"not msgpack: {type(error).__name__}") from None
     if max_depth is not None:

@@ -175,7 +175,8 @@ class HeadCore:
             envelope = read_envelope(frames, body)
             self._api.handle(ApiRequest(client, envelope, body, tuple(frames[2:])), now)
         except DecodeError as error:
-            self.fail_request(client, id_of_unreadable(frames), Invalid(error.message))
+            wrong = Invalid(error.message, param=error.param)
+            self.fail_request(client, id_of_unreadable(frames), wrong)
         except SuperfluidError as error:
             self.fail_request(client, request, error)
 

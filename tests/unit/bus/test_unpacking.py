@@ -32,3 +32,31 @@ def test_maps_with_number_keys_are_counted_too() -> None:
     bomb = b"\xdd" + (1 << 19).to_bytes(4, "big") + b"\x80" * (1 << 19)
     with pytest.raises(DecodeError, match="lists and maps"):
         unpack(bomb, max_bytes=1 << 21, number_keys=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "place"),
+    [
+        ({"messages": [{"content": "a"}, {"content": ["b", "c\ud800"]}]}, "messages[1].content[1]"),
+        ({"a": {"\udc00": 1}}, "a"),
+        ({"\n": "\ud800"}, "\\n"),
+        ("\ud800", None),
+        ([0] * 60_000 + ["\ud800"], None),
+        ([[]] * 60_000 + ["\ud800"], None),
+    ],
+)
+def test_a_text_that_is_no_utf_8_is_named_where_that_is_no_long_search(
+    values: object, place: str | None
+) -> None:
+    packed = msgpack.packb(values, unicode_errors="surrogatepass")
+    with pytest.raises(DecodeError, match="is no whole Unicode text") as caught:
+        unpack(packed, max_bytes=1 << 20, number_keys=True)
+    assert caught.value.param == place
+    assert caught.value.message.startswith(place or "a text")
+    assert caught.value.message.isprintable()
+
+
+def test_what_is_wrong_in_other_ways_too_is_an_error_all_the_same() -> None:
+    for packed in (b"\x92\xa1\xff", b"\x81\xa1\xff\x81\x90\x01", b"\x92\xa1\xff\xc7\xff\x01"):
+        with pytest.raises(DecodeError):
+            unpack(packed, max_bytes=100, number_keys=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
+from bus.messages.api import MARK
 from bus.messages.link import GenerateReq
 from tests.harness.chat_bench import THINKING, WEATHER, ChatBench, chat_folder, shown
-from tests.harness.head_bench import TOY
+from tests.harness.head_bench import CLIENT, TOY
 
 HELLO = {"role": "user", "content": "Hi <|im_end|>"}
 #: Its `<|im_end|>` is text: bytes, and no control token.
@@ -72,3 +74,15 @@ def test_what_is_wrong_is_named(
     error = bench.refused("render", **{"model": TOY, "messages": [HELLO], **body})
     assert (error["code"], error["param"]) == (code, param)
     assert render(bench)["kind"] == "end"
+
+
+def test_t4_a_lone_surrogate_is_named(bench: ChatBench) -> None:
+    messages = [HELLO, {"role": "user", "content": "a\ud800"}]
+    body = {"op": "render", "id": b"s", "model": TOY, "messages": messages}
+    packed = msgpack.packb(body, unicode_errors="surrogatepass")
+    bench.core.client_request(CLIENT, [MARK, packed], bench.now)
+    bench.settle()
+    reply = bench.replies[-1]
+    assert (reply["id"], reply["kind"]) == (b"s", "error")
+    assert reply["error"]["param"] == "messages[1].content"
+    assert "half of a UTF-16 pair" in reply["error"]["message"]
