@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -49,7 +50,7 @@ def embed(
     Each vector is a line of JSON with `file`, `line` (from 1) and `embedding`. Blank lines have
     none.
     """
-    lines = _lines(files or (click.get_binary_stream("stdin"),), whole=whole)
+    lines = _lines(files or (sys.stdin.buffer,), whole=whole)
     options: dict[str, Any] = {"pooling": pooling or "", "normalize": normalize}
     with context.client() as client:
         for batch in _batches(lines):
