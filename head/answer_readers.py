@@ -60,6 +60,19 @@ def model_ended(answer: Answer, texts: TextDesk) -> str:
     return "stop"
 
 
+def names_of_calls(answer: Answer, texts: TextDesk) -> dict[str, str]:
+    """What the calls of an answer call, by their ids; nothing while its tokenizer is not known."""
+    if answer.channels is None or not answer.channels.tools:
+        return {}
+    if not texts.vocabulary_size(answer.model, answer.tokenizer_digest):
+        return {}
+    reader = answer_reader(answer, texts)
+    if not isinstance(reader, AnswerPieces):
+        return {}
+    calls = (*reader.push(answer.tokens).calls, *reader.finish(cut=answer.is_cut).calls)
+    return {call.id: call.name for call in calls}
+
+
 def _caught_up(answer: Answer, texts: TextDesk) -> AnswerText | AnswerPieces:
     """The answer's own reader, which took all of its tokens."""
     if answer.reader is None:

@@ -13,8 +13,9 @@ from bus.messages.api import QOS_NAMES, SessionRequest
 from bus.messages.chat import ChatOptions, ChatRequest, SessionChatRequest
 from bus.messages.text import MAX_OPTIONS_BYTES, RenderChat
 from head.answer_operations import LOCAL_OWNER, AnswerOperations, one_choice
+from head.answer_readers import names_of_calls
 from head.chat_request import ChatPlan, chat_plan
-from head.chat_turns import messages_behind
+from head.chat_turns import messages_behind, with_names
 from head.operation import ApiRequest, Core
 from head.sessions import Session
 from head.texts import MakeJob
@@ -48,7 +49,7 @@ class ChatOperations:
             return
         made.find_idle(LOCAL_OWNER, asked.session)
         begun = len(session.context) > 0
-        messages = messages_behind(asked.messages) if begun else asked.messages
+        messages = self._behind(session, asked.messages) if begun else asked.messages
         make_job, size_bytes = render_job(asked, messages, plan, after_answer=begun)
         answer = self._answers.new_answer(request, asked, now, session.id)
         behind = len(messages) - len(asked.messages)
@@ -57,6 +58,16 @@ class ChatOperations:
         )
         made.begin_chat(session, answer)
         admission.encode(make_job, size_bytes)
+
+    def _behind(
+        self, session: Session, messages: Sequence[Mapping[str, Any]]
+    ) -> list[Mapping[str, Any]]:
+        """New messages as they are rendered, behind what stands for the last answer."""
+        latest = self._core.book.by_session(LOCAL_OWNER, session.id)
+        nameless = any(one.get("tool_call_id") and not one.get("name") for one in messages)
+        if nameless and latest is not None:
+            messages = with_names(messages, names_of_calls(latest, self._core.texts))
+        return messages_behind(messages)
 
     def _checked(self, asked: ChatOptions) -> ChatPlan:
         if not asked.messages:

@@ -6,6 +6,7 @@ rendered behind an answer that stands for the last one, and what follows it is a
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -22,11 +23,14 @@ _BEFORE: tuple[Mapping[str, Any], ...] = (
 _PLACE = re.compile(r"messages\[([0-9]{1,9})\]")
 #: Who may speak after the first answer. A system message begins a conversation: templates put it
 #: before all others, where it would be lost; an answer is the model's own.
-_ROLES = frozenset({"user", "tool", "function"})
+_RESULTS = frozenset({"tool", "function"})
+_ROLES = frozenset({"user"}) | _RESULTS
 
 
 def messages_behind(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """New messages of a conversation that has an answer, to be rendered behind one.
+
+    Results of tools follow calls that say as much of the answer as templates go by.
 
     Raises:
         Invalid: one is of a role that can only stand before; names it.
@@ -39,7 +43,37 @@ def messages_behind(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, 
                 "and tool follow: give all others with the first messages",
                 param=f"messages[{place}].role",
             )
-    return [*_BEFORE, *messages]
+    results = list(itertools.takewhile(lambda one: one.get("role") in _RESULTS, messages))
+    if not results:
+        return [*_BEFORE, *messages]
+    answer = {"role": "assistant", "content": "", "tool_calls": list(map(_call_of, results))}
+    return [_BEFORE[0], answer, *messages]
+
+
+def with_names(
+    messages: Sequence[Mapping[str, Any]], names: Mapping[str, str]
+) -> list[Mapping[str, Any]]:
+    """Messages whose results of tools say what was called, as some templates want it.
+
+    Args:
+        names: what was called, by the ids of the calls.
+    """
+    return [
+        {**message, "name": names[ident]}
+        if isinstance(ident := message.get("tool_call_id"), str)
+        and ident in names
+        and message.get("name") is None
+        else message
+        for message in messages
+    ]
+
+
+def _call_of(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A call that a result may answer. What is wrong with the result is said of itself."""
+    name, ident = result.get("name"), result.get("tool_call_id")
+    function = {"name": name if isinstance(name, str) and name else "tool", "arguments": {}}
+    call: dict[str, Any] = {"type": "function", "function": function}
+    return {**call, "id": ident} if isinstance(ident, str) and ident else call
 
 
 def fresh_ids(session: Session, ids: PackedIds, ends: Collection[int]) -> PackedIds:

@@ -255,7 +255,6 @@ def _is_done_unread(request: ApiRequest) -> bool:
 def _names(line: _Line, key: str) -> bool:
     """Whether a turn with this key stands in a line."""
     return any(
-        standing.request.envelope.op in TURNS
-        and standing.request.body.get("key") == key
+        standing.request.envelope.op in TURNS and standing.request.body.get("key") == key
         for standing in line.behind
     )

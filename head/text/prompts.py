@@ -7,7 +7,7 @@ tokens in the result are the template's own.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from bus.errors import Invalid, TooLarge
 from bus.messages.text import MAX_TEXT_BYTES
 from bus.text.escaping import MARK, Escaper
 from head.json_values import check_json
+from head.text.after_calls import CalledChat, after_calls
 from head.text.fitting import CALL_FORM, fit
 from head.text.messages import REASONING, normalise
 from head.text.templates import ChatTemplate, Template
@@ -123,8 +124,12 @@ class ChatPrompt:
         tail = _unclosed(last["content"], "", 0)
         return Prompt(text.rpartition(MARK)[0], tail or "")
 
-    def after_answer(self) -> Prompt:
+    def after_answer(self, special: Collection[str] = (), ends: Collection[str] = ()) -> Prompt:
         """What follows the last answer among the messages.
+
+        Args:
+            special: texts of the model's control tokens.
+            ends: those of them that end an answer.
 
         Raises:
             Invalid: there is no answer, or the template leaves it out.
@@ -134,10 +139,35 @@ class ChatPrompt:
         )
         if place < 0:
             raise Invalid("messages has no answer that something could follow", param="messages")
+        if self._messages[place].get("tool_calls"):
+            return self._after_calls(place, special, ends)
         marked = {"role": "assistant", "content": "", _MARKED: True}
         ready = self._ready([*self._messages[:place], marked, *self._messages[place + 1 :]])
         text = self._render_marked(ready).rpartition(MARK)[2]
         return Prompt(text, self._tail(ready, text), begins=False)
+
+    def _after_calls(self, place: int, special: Collection[str], ends: Collection[str]) -> Prompt:
+        """What follows the message at `place`, which has calls."""
+        messages = self._messages
+        ready = self._ready(messages)
+        called = self._ready(messages[: place + 1])
+        chat = CalledChat(
+            whole=self._render(ready, add_generation_prompt=True),
+            before=self._render(called, add_generation_prompt=False),
+            other_calls=self._rendered([_with_other(one, "tool_calls") for one in messages]),
+            other_results=self._rendered([_with_other(one, "content") for one in messages]),
+        )
+        text = after_calls(chat, special, ends)
+        if text is None:
+            raise Invalid(
+                "what follows a call can not be told from it in the model's chat template; send "
+                "the whole conversation instead",
+                param="messages",
+            )
+        return Prompt(text, self._tail(ready, chat.whole), begins=False)
+
+    def _rendered(self, messages: Sequence[Message]) -> str:
+        return self._render(self._ready(messages), add_generation_prompt=True)
 
     def _ready(self, messages: Sequence[Message]) -> list[Message]:
         """As the template takes them, and escaped."""
@@ -180,6 +210,19 @@ class ChatPrompt:
                 param="messages",
             )
         return text
+
+
+def _with_other(message: Message, key: str) -> Message:
+    """A message with other calls, or other results of tools, where it has some."""
+    if key == "content":
+        return {**message, key: f"?{message[key]}"} if message["role"] == "tool" else message
+    if key not in message:
+        return message
+    other = Arguments({"other": "?"}, '{"other": "?"}')
+    calls = [
+        {**call, "function": {**call["function"], "arguments": other}} for call in message[key]
+    ]
+    return {**message, key: calls}
 
 
 def opened(generation: str, header: str | None) -> str:

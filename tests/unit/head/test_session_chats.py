@@ -12,7 +12,16 @@ from bus.messages.link import GenerateReq
 from bus.messages.text import CheckConstraint, RenderChat
 from head.rows import CutContent
 from head.text.jobs import TextJobs
-from tests.harness.chat_bench import END, NOW, THINKING, WEATHER, ChatBench, chat_folder, shown
+from tests.harness.chat_bench import (
+    CHATML,
+    END,
+    NOW,
+    THINKING,
+    WEATHER,
+    ChatBench,
+    chat_folder,
+    shown,
+)
 from tests.harness.head_bench import TOY
 from tests.harness.memory_text import REFUSED
 
@@ -108,6 +117,27 @@ def test_results_of_tools_are_a_turn(talk: Conversation) -> None:
     )
     told = talk.bench.pieces(second)
     assert (told["text"], told["finish"], told["calls"]) == ("It is grey.", "stop", [])
+
+
+def test_results_say_what_was_called_where_the_template_wants_it(tmp_path: Path) -> None:
+    template = CHATML.replace("{{ message.content }}", "{{ message.name }}: {{ message.content }}")
+    talk = Conversation(ChatBench(chat_folder(tmp_path / "toy", template)))
+    first = talk.turn(user("Weather?"), answer=OSLO, tools=TOOLS)
+    (call,) = talk.bench.pieces(first)["calls"]
+    talk.turn({"role": "tool", "tool_call_id": call["id"], "content": "Grey"}, tools=TOOLS)
+    assert f"{OSLO}<|im_end|>\n<|im_start|>tool\nweather: Grey<|im_end|>" in talk.context()
+    again = Conversation(talk.bench.restarted(), talk.session)
+    again.turn({"role": "tool", "tool_call_id": "other", "content": "Red"}, tools=TOOLS)
+    assert "<|im_start|>tool\ntool: Red<|im_end|>" in again.context()
+
+
+def test_an_answer_that_ends_with_its_one_call_is_ended_before_the_results(
+    talk: Conversation,
+) -> None:
+    said: dict[str, Any] = {"tools": TOOLS, "parallel_tool_calls": False}
+    talk.turn(user("Weather?"), answer=f"{OSLO} and more", **said)
+    talk.turn({"role": "tool", "name": "weather", "content": "Grey"}, **said)
+    assert f"{OSLO}<|im_end|>\n<|im_start|>tool\nGrey<|im_end|>" in talk.context()
 
 
 def test_calls_of_different_turns_have_different_ids(talk: Conversation) -> None:

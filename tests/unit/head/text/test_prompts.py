@@ -338,7 +338,8 @@ def test_what_follows_an_answer() -> None:
     again = said("user", "a\U0010ffff<|im_end|>")
     assert after(again) == f"{end}<|im_start|>user\na\U0010ffff<|im_end|>{end}{begin}"
     tool, escaper = chat(TOOLS, USER, called("f"), said("tool", "20"), tools=[{"name": "f"}])
-    assert escaper.restore(tool.after_answer().text) == f"{end}<|im_start|>tool\n20{end}{begin}"
+    after_call = tool.after_answer(("<|im_start|>", "<|im_end|>"), ("<|im_end|>",))
+    assert escaper.restore(after_call.text) == f"{end}<|im_start|>tool\n20{end}{begin}"
     thinking, _ = chat(THINKING, *messages, USER)
     assert thinking.after_answer().tail == "<think>\n"
 
