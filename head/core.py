@@ -358,16 +358,7 @@ class HeadCore:
                 "uptime_s": round(now - self._started_s, 3),
                 "placement": self._policy.runs.waiting.placement,
             },
-            "nodes": reports.nodes(self.fleet, now, self.texts.digest),
-            "dialed": reports.dialed(self.dialed()),
-            "enrolment": self.enrolment.report(),
-            "models": reports.models(self.fleet, self.texts, self.runs.queued()),
-            "store": self.storage.report(),
-            "answers": {
-                "running": self.runs.running,
-                "queued": sum(self.runs.waiting.counts().values()),
-                "kept": len(self.book),
-            },
+            **reports.everything(self, now),
         }
 
     # --- inside -------------------------------------------------------------------------------

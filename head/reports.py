@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bus.ids import ModelName
 from bus.messages.api import DEFAULT_CREDIT, MAX_BODY_BYTES, MAX_CREDIT
@@ -12,6 +12,9 @@ from bus.version import __version__
 from head.fleet import Fleet
 from head.fleet_node import DialedAddress, Node
 from head.texts import TextDesk
+
+if TYPE_CHECKING:
+    from head.operation import Core
 
 API_VERSION = 1
 
@@ -28,6 +31,22 @@ def hello(operations: list[str]) -> dict[str, Any]:
             "credit_max": MAX_CREDIT,
         },
         "scope": "admin",
+    }
+
+
+def everything(core: Core, now: float) -> dict[str, Any]:
+    """All that `status` shows beside the head itself."""
+    return {
+        "nodes": nodes(core.fleet, now, core.texts.digest),
+        "dialed": dialed(core.dialed()),
+        "enrolment": core.enrolment.report(),
+        "models": models(core.fleet, core.texts, core.runs.queued()),
+        "store": core.storage.report(),
+        "answers": {
+            "running": core.runs.running,
+            "queued": sum(core.runs.waiting.counts().values()),
+            "kept": len(core.book),
+        },
     }
 
 
