@@ -100,6 +100,15 @@ def test_a_decoder_that_dies_is_the_files_fault(tmp_path: Path) -> None:
             fill(opened, 90 * 16_000)
 
 
+def test_a_decoder_that_takes_too_long_is_told_as_that(tmp_path: Path) -> None:
+    with source(write_sound(tmp_path / "a.wav", tone(90.0))) as opened:
+        fill(opened, 16_000)
+        # What the kernel sends when the CPU time is used up.
+        opened._process.send_signal(signal.SIGXCPU)
+        with pytest.raises(TooLarge, match="takes more time to decode"):
+            fill(opened, 90 * 16_000)
+
+
 def test_a_decoder_that_stands_still_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
