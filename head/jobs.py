@@ -147,6 +147,10 @@ class JobDesk:
         """Hashes of the files that jobs name."""
         return {blob.sha256 for job in self._jobs.values() for blob in job.spec.blobs}
 
+    @property
+    def running(self) -> int:
+        return len(self._by_try)
+
     def counts(self) -> dict[ModelName, int]:
         """How many jobs wait, by model."""
         return {model: len(line) for model, line in self._lines.items() if len(line)}

@@ -47,6 +47,10 @@ def everything(core: Core, now: float) -> dict[str, Any]:
             "queued": sum(core.runs.waiting.counts().values()),
             "kept": len(core.book),
         },
+        "jobs": {
+            "running": core.runs.jobs.running,
+            "queued": sum(core.runs.jobs.counts().values()),
+        },
     }
 
 

@@ -410,6 +410,8 @@ def test_what_waits_is_in_the_models_report(bench: JobBench) -> None:
     bench.op("models")
     queued = {model["name"]: model["queued"] for model in bench.replies[-1]["models"]}
     assert queued == {"enc": 3, "toy": 0}
+    bench.op("status")
+    assert bench.replies[-1]["jobs"] == {"running": MAX_IN_FLIGHT, "queued": 3}
 
 
 def test_jobs_of_models_do_not_wait_for_each_other(bench: JobBench) -> None:
