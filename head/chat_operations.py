@@ -56,7 +56,7 @@ class ChatOperations:
         admission = self._answers.admission(
             request, asked, answer, plan=plan, talk=session, behind=behind
         )
-        made.begin_chat(session, answer)
+        made.begin_turn(session, answer, joins=True)
         admission.encode(make_job, size_bytes)
 
     def _behind(

@@ -205,38 +205,33 @@ class MadeSessions:
         self._check_room(session, count_ids(ids))
         self._extend(session, ids, answer=0)
 
-    def begin_turn(self, session: Session, answer: Answer) -> None:
+    def begin_turn(self, session: Session, answer: Answer, *, joins: bool = False) -> None:
         """An answer goes on from the session's context.
+
+        Args:
+            joins: messages join the context before, which may be empty now.
 
         Raises:
             Invalid: the context has no tokens.
         """
-        if not len(session.context):
+        if not len(session.context) and not joins:
             raise Invalid(
                 f"session {session.id} has no tokens yet; append some first", param="session"
             )
-        self._begin(session, answer)
-
-    def begin_chat(self, session: Session, answer: Answer) -> None:
-        """The same of an answer whose messages are yet to join the context."""
-        self._begin(session, answer)
+        session.answer = answer
+        answer.is_turn = True
+        answer.prompt_tokens = len(session.context)
+        self._timers.cancel(session.idle_timer)
 
     def join(self, session: Session, answer: Answer, ids: PackedIds) -> None:
         """The messages of a turn join the context that its answer goes on from.
 
         Raises:
-            ContextLengthExceeded: it would be longer than a context may be.
-            RateLimited: all sessions together have as many tokens as may be kept.
+            ContextLengthExceeded, RateLimited: as for `append`.
         """
         answer.joined_at = len(session.context)
         self.append(session, ids)
         answer.prompt_tokens = len(session.context)
-
-    def _begin(self, session: Session, answer: Answer) -> None:
-        session.answer = answer
-        answer.is_turn = True
-        answer.prompt_tokens = len(session.context)
-        self._timers.cancel(session.idle_timer)
 
     def park(self, session: Session) -> None:
         """Free its node; nothing is taken for it until it is resumed. Its turn must have ended.

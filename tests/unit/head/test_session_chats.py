@@ -8,6 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from bus.messages.api import MARK, encode_body
 from bus.messages.link import GenerateReq
 from bus.messages.text import CheckConstraint, RenderChat
 from head.rows import CutContent
@@ -22,7 +23,7 @@ from tests.harness.chat_bench import (
     chat_folder,
     shown,
 )
-from tests.harness.head_bench import TOY
+from tests.harness.head_bench import CLIENT, TOY
 from tests.harness.memory_text import REFUSED
 
 TOOLS = [WEATHER, NOW]
@@ -263,6 +264,37 @@ def test_a_session_takes_one_turn_at_a_time(talk: Conversation) -> None:
     talk.bench.answer(talk.bench.last(GenerateReq), "Ja.")
     talk.bench.call("session.park", session=talk.session)
     assert talk.refused(user("And"))["code"] == "parked"
+
+
+def test_a_turn_that_is_cancelled_while_it_is_rendered_leaves_nothing(talk: Conversation) -> None:
+    core, bench = talk.bench.core, talk.bench
+    asked = {"op": "session.chat", "id": b"a", "session": talk.session, "messages": [user("Hi")]}
+    core.client_request(CLIENT, [MARK, encode_body(asked)], bench.now)
+    again = {**asked, "id": b"b"}
+    core.client_request(CLIENT, [MARK, encode_body(again)], bench.now)
+    cancelled = {"op": "cancel", "id": b"c", "about": b"a"}
+    core.client_request(CLIENT, [MARK, encode_body(cancelled)], bench.now)
+    bench.settle()
+    ends = {reply["id"]: reply for reply in bench.replies if reply["kind"] != "event"}
+    assert ends[b"a"]["finish"] == "cancelled"
+    assert ends[b"b"]["error"]["code"] == "session_busy"
+    assert talk.ids() == []
+    talk.turn(user("Hi"), answer="Hello.")
+    assert talk.context().count("Hi") == 1
+
+
+def test_what_stands_behind_an_append_is_said_after_it(talk: Conversation) -> None:
+    core, bench = talk.bench.core, talk.bench
+    bodies = [
+        {"op": "session.append", "id": b"a", "session": talk.session, "text": "So."},
+        {"op": "session.chat", "id": b"b", "session": talk.session, "messages": [user("Hi")]},
+    ]
+    for body in bodies:
+        core.client_request(CLIENT, [MARK, encode_body(body)], bench.now)
+    bench.settle()
+    bench.answer(bench.last(GenerateReq), "Hello.")
+    assert bench.pieces(b"b")["text"] == "Hello."
+    assert talk.context().startswith("So.<|im_end|>\n<|im_start|>user\nHi<|im_end|>")
 
 
 def test_a_tool_choice_holds_in_a_session(talk: Conversation) -> None:
