@@ -150,7 +150,7 @@ class TextJobs:
         )
         return Encoded(
             job=job.job,
-            ids=pack_ids(ids),
+            ids=pack_ids(_once(ids, opened.model.bos)),
             text=_fitting(escaper.restore(prompt.text)),
             tail=prompt.tail,
             digest=opened.model.digest,
@@ -197,6 +197,14 @@ def _prompt(chat: ChatPrompt, job: RenderChat, model: TextModel) -> Prompt:
     if job.continue_final:
         return chat.open_ended()
     return chat.whole(add_generation_prompt=job.add_generation_prompt)
+
+
+def _once(ids: list[int], bos: int | None) -> list[int]:
+    """Ids that begin with BOS at most once, however often a template writes it."""
+    first = 0
+    while bos is not None and ids[first : first + 2] == [bos, bos]:
+        first += 1
+    return ids[first:]
 
 
 def _unpacked(data: bytes) -> Any:

@@ -79,7 +79,10 @@ def test_t3_a_users_control_tokens_stay_text() -> None:
     assert reply.text == f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize("template", [WITH_BOS, WITHOUT_BOS])
+TWICE = "{{ bos_token }}{{ bos_token }}" + WITH_BOS
+
+
+@pytest.mark.parametrize("template", [WITH_BOS, WITHOUT_BOS, TWICE])
 def test_t7_a_chat_has_one_bos_whoever_writes_it(tmp_path: Path, template: str) -> None:
     folder = text_folder(
         tmp_path / "m", sentence_piece(), template=template, record={"add_bos": True}
