@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bus.errors import QueueFull, SuperfluidError
+from bus.ids import ModelName
 from head.effects import ClientKey
 
 #: What may wait at the text processes, and of it what one client may have; more is refused with a
@@ -26,6 +27,7 @@ class PendingText:
     size_bytes: int
     #: Its reply is for the client's connection alone.
     until_gone: bool = False
+    model: ModelName = ModelName("")
 
 
 class PendingTexts:

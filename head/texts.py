@@ -17,6 +17,7 @@ from math import ceil
 from bus.errors import (
     ERROR_TABLE,
     Internal,
+    ModelIncomplete,
     NotFound,
     SuperfluidError,
     TokenizerUnavailable,
@@ -36,6 +37,8 @@ MAX_FORMER = 4
 #: twice as long after each further failure.
 FIRST_RETRY_S = 1.0
 MAX_RETRY_S = 60.0
+#: What jobs end with when a folder's files are gone, or are none.
+_NO_FILES = frozenset({NotFound.code, ModelIncomplete.code})
 
 Reply = object
 MakeJob = Callable[[int, str], object]
@@ -295,7 +298,7 @@ class TextDesk:
         """
         self.check(model)
         self._pending.check_room(client, size_bytes)
-        job = PendingText(then, client, size_bytes, until_gone)
+        job = PendingText(then, client, size_bytes, until_gone, model)
         if (folder := self._folders.get(model)) is not None:
             return self._hand_out(job, lambda number: make_job(number, folder))
         number = self._pending.add(job)
@@ -315,8 +318,14 @@ class TextDesk:
     def reply(self, message: object, now: float) -> None:
         """A reply of a text process, or the `TextFailed` that stands for its death."""
         found = self._pending.settle(getattr(message, "job", 0))
-        if found is not None:
-            found.then(_error(message) if isinstance(message, TextFailed) else message, now)
+        if found is None:
+            return
+        if not isinstance(message, TextFailed):
+            found.then(message, now)
+        elif message.code in _NO_FILES and self.source.state(found.model).startswith("fetch"):
+            found.then(self.source.damaged(found.model, now), now)
+        else:
+            found.then(_error(message), now)
 
     def _hand_out(self, job: PendingText, make: Callable[[int], object]) -> int:
         number = self._pending.add(job)

@@ -50,6 +50,15 @@ def not_fetched(
     return None
 
 
+def files_gone(model: ModelName) -> TokenizerUnavailable:
+    """The error of a text whose tokenizer was damaged on the head's disk."""
+    return TokenizerUnavailable(
+        f"the files that the head kept of the tokenizer of {model} are damaged; they are fetched "
+        "from a node again: ask again in a moment",
+        retry_after_ms=RETRY_AFTER_MS,
+    )
+
+
 def not_kept(key: TokenizerKey) -> TokenizerUnavailable:
     """The error of what was kept and is damaged."""
     return TokenizerUnavailable(

@@ -19,6 +19,9 @@ class TokenizerSource(Protocol):
     def recall(self, model: ModelName, digest: int, then: Continue) -> bool:
         """Have a tokenizer again that a model had before; False when that is not possible."""
 
+    def damaged(self, model: ModelName, now: float) -> SuperfluidError:
+        """The files of a model that was adopted are gone; gives the error of who needed them."""
+
     def state(self, model: ModelName) -> str:
         """Where a model's tokenizer is: `own`, `fetched`, `fetching`, or empty for nowhere."""
 
@@ -47,6 +50,9 @@ class OwnFolders:
 
     def recall(self, model: ModelName, digest: int, then: Continue) -> bool:
         return False
+
+    def damaged(self, model: ModelName, now: float) -> SuperfluidError:
+        return self._none(model)
 
     def state(self, model: ModelName) -> str:
         return "own" if model in self._have() else ""

@@ -32,7 +32,7 @@ from head.jobs import JobDesk
 from head.kept_tokenizers import LIMIT, TokenizerKey, TokenizerStore
 from head.pending_texts import Continue
 from head.texts import TextDesk
-from head.tokenizer_refusals import not_fetched, not_kept, other_digest
+from head.tokenizer_refusals import files_gone, not_fetched, not_kept, other_digest
 
 #: How long one fetch may take; what waits for it waits no longer.
 FETCH_WALL_MS = 120_000
@@ -146,6 +146,15 @@ class TokenizerDesk:
             self._timers.at(0.0, partial(self._look, model))
             return None
         return self._why_not(model)
+
+    def damaged(self, model: ModelName, now: float) -> SuperfluidError:
+        """Files that were adopted are gone: they are fetched again."""
+        key = self._adopted.pop(model, None)
+        if key is not None:
+            self._store.remove(key)
+            self._texts.disown(model)
+            self._look(model, now)
+        return files_gone(model)
 
     def recall(self, model: ModelName, digest: int, then: Continue) -> bool:
         """Read what is kept of a tokenizer that a model had before; False when nothing is.

@@ -17,7 +17,7 @@ from bus.messages.job_bodies import unpack_body
 from bus.messages.link import GenerateReq, NodeConfirm, NodeStatus
 from bus.messages.link_jobs import JobCancel, JobEnd, JobPart, JobStart
 from bus.messages.parts import ModelStatus
-from bus.messages.text import Describe, Described, TextFailed
+from bus.messages.text import Describe, Described, Encode, TextFailed
 from bus.text.tokenizer_export import TOKENIZER_JOB, TokenizerBody, export_parts
 from bus.text.tokenizer_files import text_digest
 from head.core import CorePolicy, HeadCore
@@ -41,6 +41,8 @@ class FetchBench(Bench):
         self.store = MemoryTokenizers()
         #: What a description says in place of the digest that the folder's name has.
         self.says: dict[str, int | TextFailed] = {}
+        #: What texts end with that are to be encoded.
+        self.fails: TextFailed | None = None
         super().__init__()
         self.store.whole += kept
         self.core = HeadCore(
@@ -61,6 +63,8 @@ class FetchBench(Bench):
 
     def text_reply(self, job: object) -> object:
         reply = super().text_reply(job)
+        if isinstance(job, Encode) and self.fails is not None:
+            return replace(self.fails, job=job.job)
         if isinstance(job, Describe) and isinstance(reply, Described):
             said = self.says.get(job.folder)
             if isinstance(said, TextFailed):
@@ -207,6 +211,23 @@ def test_a_damaged_one_is_fetched_again() -> None:
     bench.give(1, start)
     assert bench.store.kept() == (KEY,)
     assert bench.state() == "fetched"
+
+
+@pytest.mark.parametrize("code", ["not_found", "model_incomplete"])
+def test_one_that_is_damaged_while_it_is_used_is_fetched_again(
+    bench: FetchBench, code: str
+) -> None:
+    bench.serve(1, "n1")
+    bench.give(1, bench.starts(1)[0])
+    bench.fails = TextFailed(job=0, code=code, message="tokenizer.json can not be read")
+    bench.ask_for(b"r")
+    assert bench.error(b"r")["code"] == "tokenizer_unavailable"
+    assert "they are fetched from a node again" in bench.error(b"r")["message"]
+    bench.fails = None
+    bench.ask_for(b"s")
+    assert not bench.on(1, GenerateReq)
+    bench.give(1, bench.starts(1)[1])
+    assert len(bench.on(1, GenerateReq)) == 1
 
 
 def test_a_damaged_one_without_a_node_is_not_found() -> None:
