@@ -12,9 +12,10 @@ from head.chat_request import ChatPlan
 from head.chat_turns import fresh_ids, renumbered
 from head.effects import ClientKey
 from head.operation import Core
+from head.pending_texts import Continue
 from head.sampling_request import check_below, check_ids
 from head.sessions import Session
-from head.texts import Continue, MakeJob
+from head.texts import MakeJob
 
 
 def tokenizer_changed(model: ModelName) -> TokenizerUnavailable:
