@@ -11,6 +11,7 @@ from bus.chat_call import ChatCall, ToolResult, ToolRun
 from bus.client import ANSWER_TIMEOUT_S, Client
 from bus.client_address import api_address
 from bus.client_chat import Chat
+from bus.client_transcripts import Transcription
 from bus.errors import (
     BlobMissing,
     ConfigInvalid,
@@ -50,6 +51,7 @@ from bus.errors import (
 )
 from bus.messages.api import TokenLogprob, TopToken
 from bus.messages.tool_calls import ToolCall
+from bus.messages.worker import SpokenSegment
 from bus.session_handle import Resumed, Session
 from bus.state import StateFolder
 from bus.version import __version__
@@ -112,6 +114,7 @@ __all__ = [
     "Resumed",
     "Session",
     "SessionBusy",
+    "SpokenSegment",
     "StartError",
     "StorageFull",
     "StoreCorrupt",
@@ -128,6 +131,7 @@ __all__ = [
     "ToolResult",
     "ToolRun",
     "TopToken",
+    "Transcription",
     "UnsupportedOnFleet",
     "WireError",
     "__version__",

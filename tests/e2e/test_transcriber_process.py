@@ -38,7 +38,7 @@ from tests.harness.models import whisper_folder
 from tests.harness.small_encoder import write_small_encoder
 from tests.harness.small_whisper import write_small_whisper
 from tests.harness.sounds import tone, write_sound
-from tests.harness.speech import english_clips, joined, words
+from tests.harness.speech import english_clips, joined, word_errors, words
 from tests.harness.worker_agent import Agent
 
 PROGRAM = [sys.executable, "-P", "-m", "agent.models"]
@@ -166,9 +166,12 @@ def test_speech_is_written_down_with_its_times(speech_agent: Agent) -> None:
         (segment,) = window.segments
         assert 0 <= segment.start_s < segment.end_s <= end.duration_s
         found[clip.path.stem] = words(segment.text)
+    said = {clip.path.stem: words(clip.text) for clip in clips}
     for name in ("hello_world", "quick_brown_fox"):
-        (clip,) = (clip for clip in clips if clip.path.stem == name)
-        assert found[name] == words(clip.text)
+        assert found[name] == said[name]
+    # As faster-whisper in float32 (make report-wer): ten numbers are written in digits.
+    wrong = sum(word_errors(said[name], found[name]) for name in said)
+    assert wrong / sum(map(len, said.values())) <= 10 / 21 + 0.02
 
 
 @pytest.mark.model
