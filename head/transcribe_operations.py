@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from bus.api_maps import from_map, to_map
-from bus.errors import BlobMissing, SuperfluidError
+from bus.errors import BlobMissing, SuperfluidError, TokenizerUnavailable
 from bus.messages.api import QOS_CLASSES
 from bus.messages.job_bodies import (
     TRANSCRIBE,
@@ -32,7 +33,9 @@ class TranscribeOperations:
 
     def transcribe(self, request: ApiRequest, now: float) -> None:
         asked = from_map(TranscribeRequest, request.body)
-        self._core.texts.check(asked.model)
+        # Of a tokenizer the head needs nothing here.
+        with suppress(TokenizerUnavailable):
+            self._core.texts.check(asked.model)
         kind = self._core.texts.kind(asked.model)
         if kind and kind != TRANSCRIBER:
             raise hears_nothing(asked.model, kind)
