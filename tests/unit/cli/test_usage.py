@@ -93,6 +93,7 @@ def test_what_is_no_number_is_told_the_range(arguments: list[str], said: str) ->
         ["model", "ls"],
         ["run"],
         ["chat"],
+        ["embed"],
         ["token", "new"],
         ["logs"],
         ["version"],
