@@ -10,14 +10,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
+
+import msgpack
 
 from bus.errors import ConstraintInvalid, Invalid, TooLarge
 from bus.fields import kind_of
 from bus.messages.chat import ChatOptions
 from bus.messages.sampling import MAX_CONSTRAINT_BYTES, Constraint
 from bus.messages.text import Encoded
-from head.answer_pieces import Channels, shared_tools
+from head.answer_pieces import SHARED_TOOLS, Channels
 from head.answers import Answer
 from head.text.channels import FORMATS, ChannelFormat, choose_format
 from head.tool_definitions import Tool, pack_tools, read_tools, tool_named
@@ -68,7 +71,7 @@ class ChatPlan:
             return
         answer.channels = Channels(
             form=form.name,
-            tools=shared_tools(self.packed_tools),
+            tools=self.tools,
             opened=rendered.tail,
             parallel=self.parallel,
             stops=answer.sampling.stop,
@@ -118,7 +121,7 @@ def chat_plan(asked: ChatOptions) -> ChatPlan:
         choose_format(None, (), asked.channels)
         if not asked.channels:
             raise Invalid("channels is empty; leave it out", param="channels")
-    tools = read_tools(asked.tools)
+    tools = _tools(asked.tools)
     choice = _choice(asked.tool_choice, tools)
     if choice == NONE:
         tools = ()
@@ -133,6 +136,24 @@ def chat_plan(asked: ChatOptions) -> ChatPlan:
         parallel=asked.parallel_tool_calls,
         channels=asked.channels or "",
     )
+
+
+def _tools(given: Any) -> tuple[Tool, ...]:
+    """The tools of a request; those that were read before are not looked through again.
+
+    Raises:
+        Invalid, TooLarge: they are none, or too many; names the place.
+    """
+    try:
+        packed = msgpack.packb(given)
+    except (TypeError, ValueError, OverflowError):
+        return read_tools(given)
+    return _read_packed(packed)
+
+
+@lru_cache(maxsize=SHARED_TOOLS)
+def _read_packed(packed: bytes) -> tuple[Tool, ...]:
+    return read_tools(msgpack.unpackb(packed, strict_map_key=False))
 
 
 def _choice(given: Any, tools: tuple[Tool, ...]) -> str:
