@@ -122,6 +122,7 @@ class HeadCore:
         self.book = AnswerBook(self.outbox, self.texts, boot_wall_offset_s=wall_s - now)
         self.fleet = Fleet(policy.runs.waiting.return_s)
         self.texts.other_digest = self.fleet.first_digest
+        self.texts.other_kind = self.fleet.kind
         #: Gives the addresses that are dialed, for reports.
         self.dialed: Callable[[], Sequence[DialedAddress]] = tuple
         self.enrolment = Enrolment(policy.enrolment, self.outbox, stored.node_keys, stored.settings)

@@ -183,6 +183,11 @@ class Fleet:
                 return status.tokenizer_digest
         return 0
 
+    def kind(self, model: ModelName) -> str:
+        """What nodes that serve a model say that it is; empty for a decoder, or where none says."""
+        statuses = (node.models.get(model) for node in self.nodes if node.up)
+        return next((each.kind for each in statuses if each is not None and each.kind), "")
+
     def largest_window(self, model: ModelName) -> int:
         """The longest context that a node that is up serves; 0 when one does not say."""
         windows = [

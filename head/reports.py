@@ -191,7 +191,7 @@ def _model(
         "head_folder": texts.folders.get(name),
         "tokenizer": texts.source.state(name),
         "tokenizer_problem": texts.source.problem(name),
-        "kind": described.kind if described else None,
+        "kind": texts.kind(name) or None,
         "chat_template": bool(described and described.has_template),
         "tokenizer_digest": f"{described.digest:016x}" if described else None,
     }

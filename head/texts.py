@@ -91,6 +91,8 @@ class TextDesk:
         self._pending = PendingTexts()
         #: Gives the tokenizer digest of a model that the head has no copy of; 0 for unknown.
         self.other_digest: Callable[[ModelName], int] = lambda _: 0
+        #: The same for its kind.
+        self.other_kind: Callable[[ModelName], str] = lambda _: ""
         self.source: TokenizerSource = OwnFolders(lambda: self.folders, self.no_folder)
 
     @property
@@ -111,9 +113,9 @@ class TextDesk:
         return len(known.vocabulary) if known else 0
 
     def kind(self, model: ModelName) -> str:
-        """As in head/encoders.py; empty while it is not known."""
+        """As in head/encoders.py; empty while it is not known, or only of a decoder's node."""
         known = self._described.get(model)
-        return known.kind if known else ""
+        return known.kind if known else self.other_kind(model)
 
     def digest(self, model: ModelName) -> int:
         """The tokenizer digest that a model has in this fleet; 0 while it is not known.

@@ -170,6 +170,14 @@ def test_requests_wait_while_it_is_fetched_and_are_served_then(bench: FetchBench
     assert (model["ready"], model["head_folder"], model["tokenizer"]) == (True, None, "fetched")
 
 
+def test_no_text_is_asked_of_an_encoder_that_is_being_fetched(bench: FetchBench) -> None:
+    bench.serve(1, "n1", replace(status(), kind="encoder"))
+    assert bench.state() == "fetching"
+    bench.ask_for(b"r")
+    assert "toy is an encoder" in bench.error(b"r")["message"]
+    assert bench.core.status(0.0)["models"][0]["kind"] == "encoder"
+
+
 def test_it_is_fetched_once_whoever_serves_it(bench: FetchBench) -> None:
     bench.serve(1, "n1")
     bench.give(1, bench.starts(1)[0])
