@@ -201,6 +201,48 @@ def test_prompts_are_equal_or_hold_what_the_reference_loses(
     assert (dict(count), left) == (figures, odd)
 
 
+#: How the models of these templates may end an answer.
+ENDS = (
+    *("</s>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|call|>"),
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+)
+
+
+@pytest.mark.parametrize("package", [LLAMA_CPP, TRL, AXOLOTL], ids=["llama.cpp", "trl", "axolotl"])
+def test_what_follows_an_answer_is_the_end_of_the_whole_prompt(package: TemplatePackage) -> None:
+    odd = []
+    for name, source in templates_of(package).items():
+        template = ChatTemplate(name, source, NAMED, lambda: NOW)
+        for kind in ("turns", "call"):
+            chat, escaper = CHATS[kind], Escaper((*SPECIAL, *ENDS))
+            tools = read_tools(TOOLS if chat.tools else None)
+            prompt = ChatPrompt(template, escaper, copy.deepcopy(chat.messages), tools)
+            try:
+                whole = prompt.whole().text
+            except Invalid:
+                continue  # It needs a variable of its own.
+            after = prompt.after_answer((*SPECIAL, *ENDS), ENDS).text
+            if not after or not whole.endswith(after):
+                odd.append(f"{name}, {kind}")
+    assert odd == []
+
+
+@pytest.mark.parametrize("package", [LLAMA_CPP, TRL, AXOLOTL], ids=["llama.cpp", "trl", "axolotl"])
+def test_an_open_end_is_where_the_last_answer_stops(package: TemplatePackage) -> None:
+    odd = []
+    for name, source in templates_of(package).items():
+        template = ChatTemplate(name, source, NAMED, lambda: NOW)
+        messages = [BRIEF, ASKS, said("assistant", "Once upon ")]
+        prompt = ChatPrompt(template, Escaper((*SPECIAL, *ENDS)), messages)
+        try:
+            text = prompt.open_ended().text
+        except Invalid:
+            continue
+        if not text.endswith("Once upon ") or "Hi <there>" not in text:
+            odd.append(name)
+    assert odd == []
+
+
 def test_smollm2_has_tools_told_in_words() -> None:
     template = smollm2_folder().chat_template
     assert template is not None
