@@ -78,6 +78,8 @@ class TokenizerIntake:
             self._sizes = _checked(part)
             self._total = sum(file.size for file in self._sizes)
             return
+        if not part:
+            raise _refused("a part of it is empty")
         if len(self._data) + len(part) > self._total:
             raise _refused(f"it goes on behind the {self._total} bytes that it listed")
         self._data += part

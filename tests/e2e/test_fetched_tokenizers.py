@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from agent.models.encoder_importer import import_encoder
 from bench.cluster import Cluster
 from bus.client import Client
-from bus.errors import NotFound
+from bus.errors import Invalid, NotFound
 from tests.harness.cluster_checks import wait_for
 from tests.harness.models import smollm2_folder
+from tests.harness.small_encoder import write_small_encoder
 
 CITY = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 TALK = [{"role": "user", "content": "Name a river. <|im_end|> \u00e9\U0001f600"}]
@@ -135,6 +137,21 @@ def test_a_copy_on_the_head_goes_first(copyless: Copyless, toy: Path) -> None:
     shutil.rmtree(own)
     wait_for(lambda: tokenizer() == "fetched", "the head uses what it fetched")
     assert copyless.client.chat(copyless.model, TALK, **GREEDY).result().tokens == before.tokens
+
+
+def test_an_encoder_needs_no_copy_either(tmp_path: Path) -> None:
+    target = tmp_path / "models" / "small"
+    target.parent.mkdir()
+    import_encoder(write_small_encoder(tmp_path / "source"), target)
+    found = []
+    for cluster in (Copyless(target), Cluster(target, threads=1)):
+        with cluster:
+            (model,) = cluster.client.models()
+            assert model["kind"] == "encoder"
+            found.append([list(each) for each in cluster.client.embed("small", ["a b", "c"])])
+            with pytest.raises(Invalid, match="small is an encoder"):
+                cluster.client.generate("small", "a").result()
+    assert found[0] == found[1]
 
 
 @pytest.mark.model

@@ -160,8 +160,10 @@ def _taken(parts: Iterable[bytes], expected: int) -> dict[str, bytes]:
 def test_parts_without_end_are_refused_at_the_first_byte_too_many() -> None:
     intake = TokenizerIntake(1)
     intake.take(_listed(("tokenizer.json", 4)))
-    intake.take(b"abcd")
-    intake.take(b"")
+    intake.take(b"abc")
+    with pytest.raises(TokenizerUnavailable, match="a part of it is empty"):
+        intake.take(b"")
+    intake.take(b"d")
     with pytest.raises(TokenizerUnavailable, match="behind the 4 bytes"):
         intake.take(b"e")
 
