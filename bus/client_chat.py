@@ -50,6 +50,7 @@ class Conversations(Pump, Operations):
         tool_choice: Any = None,
         parallel_tool_calls: bool | None = None,
         channels: str | None = None,
+        continue_final: bool | None = None,
         template: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
         credit: int = DEFAULT_CREDIT,
@@ -66,6 +67,7 @@ class Conversations(Pump, Operations):
             parallel_tool_calls: whether an answer may have several calls; it may unless said.
             channels: how the model writes reasoning and calls, by name; `plain` leaves them in the
                 text. None goes by its template.
+            continue_final: whether the answer goes on with the last message, the assistant's.
             template: further variables for the model's chat template.
             timeout_s: how long the answer may take from now on.
             credit: events that may wait here unread, 1 to 4096.
@@ -88,7 +90,8 @@ class Conversations(Pump, Operations):
             whole = [*given, answer.message(), *told]
             return self.chat(model, whole, **kept, **_next_options(options, turn))
 
-        return self._chat("chat", {"model": model}, given, tool_choice, kept, options, follow)
+        named = {"model": model, "continue_final": continue_final}
+        return self._chat("chat", named, given, tool_choice, kept, options, follow)
 
     def session_chat(
         self,
@@ -171,8 +174,8 @@ class Conversations(Pump, Operations):
         follow: Any,
     ) -> ChatCall:
         tools, functions = checked_tools(kept["tools"] if kept["tools"] is not None else ())
-        body = {**named, "messages": messages, **checked_options(options)}
-        asked = {"tools": tools or None, "tool_choice": tool_choice}
+        body: dict[str, Any] = {"messages": messages, **checked_options(options)}
+        asked = {**named, "tools": tools or None, "tool_choice": tool_choice}
         asked |= {name: kept[name] for name in ("parallel_tool_calls", "channels")}
         asked["template"] = dict(kept["template"]) if kept["template"] is not None else None
         body |= {name: value for name, value in asked.items() if value is not None}

@@ -32,7 +32,9 @@ class ChatOperations:
         """Answer the last of a conversation's messages."""
         asked = from_map(ChatRequest, one_choice(request.body))
         plan = self._checked(asked)
-        make_job, size_bytes = render_job(asked, asked.messages, plan)
+        make_job, size_bytes = render_job(
+            asked, asked.messages, plan, continue_final=asked.continue_final
+        )
         answer = self._answers.open_answer(request, asked, now)
         if answer is not None:
             admission = self._answers.admission(request, asked, answer, plan=plan)
@@ -82,12 +84,14 @@ def render_job(
     plan: ChatPlan,
     *,
     after_answer: bool = False,
+    continue_final: bool = False,
 ) -> tuple[MakeJob, int]:
     """What makes the job that renders messages, and how many bytes of text it has.
 
     Args:
         messages: to be rendered.
         after_answer: only what follows the last answer among them is wanted.
+        continue_final: the answer goes on with the last of them.
 
     Raises:
         TooLarge: there are too many template variables.
@@ -108,6 +112,7 @@ def render_job(
             options=options,
             tools=tools,
             after_answer=after_answer,
+            continue_final=continue_final,
         )
 
     return make_job, len(packed) + len(tools)

@@ -34,7 +34,12 @@ class ChatOptions(GenerationOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(ChatOptions):
-    """The whole conversation."""
+    """The whole conversation.
+
+    With `continue_final` the answer goes on with its last message, which is the assistant's.
+    """
+
+    continue_final: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,7 +72,7 @@ def test_what_is_asked() -> None:
     (body,) = client.asked
     assert body["tools"][0]["function"]["name"] == "weather"
     assert (body["tool_choice"], body["parallel_tool_calls"]) == (choice, False)
-    assert not {"channels", "template", "timeout_s"} & body.keys()
+    assert not {"channels", "template", "timeout_s", "continue_final"} & body.keys()
     with pytest.raises(Invalid) as refused:
         client.chat("m", [HELLO], tool_choise="auto")
     assert refused.value.param == "tool_choise"

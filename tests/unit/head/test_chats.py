@@ -20,6 +20,7 @@ from head.rows import PutAnswer, PutFinish
 from tests.harness.chat_bench import (
     CHATML,
     END,
+    HELLO,
     NOW,
     THINKING,
     WEATHER,
@@ -154,6 +155,18 @@ def test_without_parallel_calls_there_is_one(bench: ChatBench) -> None:
     end = next(r for r in bench.replies if r["kind"] == "end")
     assert end["offset"] == len(OSLO)
     assert bench.on(1, GenerateCancel, SessionRevoke)
+
+
+def test_an_answer_may_go_on_with_the_last_message(bench: ChatBench) -> None:
+    said = [HELLO, {"role": "assistant", "content": "<think>Hm, "}]
+    request = bench.chat(messages=said, tools=TOOLS, continue_final=True)
+    assert bench.appended().endswith("<|im_start|>assistant\n<think>Hm, ")
+    bench.answer(request, f"well.</think>Yes.\n{OSLO}")
+    told = bench.pieces()
+    assert (told["reasoning"], told["text"]) == ("well.", "Yes.")
+    assert told["calls"][0]["name"] == "weather"
+    error = bench.refused(messages=[HELLO], continue_final=True)
+    assert (error["code"], error["param"]) == ("invalid", "messages[0]")
 
 
 def test_plain_channels_leave_all_in_the_text(bench: ChatBench) -> None:
