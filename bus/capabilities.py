@@ -29,8 +29,10 @@ PARKING = "parking"
 JOBS = "jobs"
 #: Prompts in which tokens stand for files (`media` of GenerateReq).
 MEDIA = "media"
+#: Constraints that begin with a tag (`at_start` of a structural one).
+TAGS_AT_START = "tags_at_start"
 #: Everything that this version can do.
-CAPABILITIES = (REKEY, PROBE, BLOBS, SAMPLING, MODELS, PARKING, JOBS, MEDIA)
+CAPABILITIES = (REKEY, PROBE, BLOBS, SAMPLING, MODELS, PARKING, JOBS, MEDIA, TAGS_AT_START)
 
 
 def negotiated(ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:

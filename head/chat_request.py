@@ -101,7 +101,8 @@ class ChatPlan:
                 param="tool_choice",
             )
         # Who does not think first has nothing to say before the call.
-        source = json.dumps({**spec, "at_start": not opened}, ensure_ascii=False)
+        begins = {} if opened else {"at_start": True}
+        source = json.dumps({**spec, **begins}, ensure_ascii=False)
         if (size := len(source.encode())) > MAX_CONSTRAINT_BYTES:
             raise TooLarge(
                 f"tools make a constraint of {size} bytes; at most {MAX_CONSTRAINT_BYTES} are "

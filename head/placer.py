@@ -10,8 +10,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from bus.capabilities import BLOBS, MEDIA, SAMPLING
+from bus.capabilities import BLOBS, MEDIA, SAMPLING, TAGS_AT_START
 from bus.ids import ModelName, NodeIdentity, NumericsId, count_ids
+from bus.messages.sampling import Constraint
 from head.affinity import Affinity
 from head.answers import Answer
 from head.fleet import Fleet
@@ -175,8 +176,18 @@ def _needs(answer: Answer) -> tuple[str, ...]:
         BLOBS: bool(answer.blobs),
         MEDIA: bool(answer.media),
         SAMPLING: not answer.sampling.is_plain,
+        TAGS_AT_START: _begins_with_tag(answer.sampling.constraint),
     }
     return tuple(name for name, is_wanted in wanted.items() if is_wanted)
+
+
+def _begins_with_tag(constraint: Constraint | None) -> bool:
+    """Whether a constraint says where its first tag is; an older node would not know that key."""
+    return (
+        constraint is not None
+        and constraint.kind == "structural"
+        and "at_start" in constraint.source
+    )
 
 
 def _behind_holder(best: NodeView, other: NodeView, case: Case) -> str:
