@@ -7,7 +7,7 @@ tokens in the result are the template's own.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +16,14 @@ from bus.messages.text import MAX_TEXT_BYTES
 from bus.text.escaping import MARK, Escaper
 from head.json_values import check_json
 from head.text.after_calls import CalledChat, after_calls
+from head.text.chat_escaping import MARKED, ChatEscaper
 from head.text.fitting import CALL_FORM, fit
-from head.text.messages import REASONING, normalise
+from head.text.messages import normalise
 from head.text.templates import ChatTemplate, Template
 from head.text.tool_messages import Arguments, Message
 
 #: Variables that the head sets; options of a request can not.
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
-#: Key of a message whose content is to be followed by MARK; no client can send it.
-_MARKED: Any = object()
 #: What opens a part of an answer, and how its end is made of its name.
 _OPENERS = (
     (re.compile(r"<([A-Za-z_][\w:.-]*)>"), "</{}>"),
@@ -77,10 +76,11 @@ class ChatPrompt:
         self._escaper = escaper
         self._messages = normalise(messages)
         self._tools = tools
+        self._shown = shown = ChatEscaper(escaper, self._template.words)
         self._variables = {
             "documents": None,
-            **_escaped(_checked(options or {}), escaper.escape_value, escaper),
-            "tools": [_shown_tool(tool, escaper) for tool in tools] or self._template.look.no_tools,
+            **{key: shown.value(value) for key, value in _checked(options or {}).items()},
+            "tools": [shown.tool(tool) for tool in tools] or self._template.look.no_tools,
         }
 
     @property
@@ -119,7 +119,7 @@ class ChatPrompt:
                 "one of role assistant with content",
                 param=where,
             )
-        ready = self._ready([*self._messages[:-1], {**last, _MARKED: True}])
+        ready = self._ready([*self._messages[:-1], {**last, MARKED: True}])
         text = self._render_marked(ready)
         tail = _unclosed(last["content"], "", 0)
         return Prompt(text.rpartition(MARK)[0], tail or "")
@@ -141,7 +141,7 @@ class ChatPrompt:
             raise Invalid("messages has no answer that something could follow", param="messages")
         if self._messages[place].get("tool_calls"):
             return self._after_calls(place, special, ends)
-        marked = {"role": "assistant", "content": "", _MARKED: True}
+        marked = {"role": "assistant", "content": "", MARKED: True}
         ready = self._ready([*self._messages[:place], marked, *self._messages[place + 1 :]])
         text = self._render_marked(ready).rpartition(MARK)[2]
         return Prompt(text, self._tail(ready, text), begins=False)
@@ -177,7 +177,7 @@ class ChatPrompt:
             self._template.look,
             knows_developer=self._template.knows_developer,
         )
-        return [_escaped_message(message, self._escaper) for message in fitting]
+        return [self._shown.message(message) for message in fitting]
 
     def _tail(self, ready: Sequence[Message], text: str) -> str:
         """What the generation prompt at the end of a text opened."""
@@ -284,53 +284,3 @@ def _checked(options: Mapping[str, object]) -> Any:
             param="template.documents",
         )
     return check_json(options, "template")
-
-
-# --- escaping ---------------------------------------------------------------------------------
-
-
-def _escaped_message(message: Message, escaper: Escaper) -> Message:
-    """Roles and kinds are the head's own words; what is said is a user's."""
-    mark = MARK if _MARKED in message else ""
-    found: Message = {}
-    for key, value in message.items():
-        if key == "role":
-            found[key] = value
-        elif key == "tool_calls":
-            found[key] = [_escaped_call(call, escaper) for call in value]
-        elif key == "content" and isinstance(value, list):
-            found[key] = [{**part, "text": escaper.escape(part["text"]) + mark} for part in value]
-        elif key == "content":
-            found[key] = escaper.escape(value) + mark
-        elif key in REASONING:
-            found[key] = escaper.escape(value)
-        elif key is not _MARKED:
-            found[escaper.escape_inside(key)] = _escaped(value, escaper.escape_value, escaper)
-    return found
-
-
-def _escaped_call(call: Message, escaper: Escaper) -> Message:
-    function = call["function"]
-    arguments: Arguments = function["arguments"]
-    shown = arguments.mapped(escaper.escape, lambda value: _escaped(value, escaper.escape, escaper))
-    rest = {key: _escaped(value, escaper.escape_value, escaper) for key, value in call.items()}
-    name = escaper.escape_value(function["name"])
-    return {**rest, "type": "function", "function": {"name": name, "arguments": shown}}
-
-
-def _shown_tool(tool: Mapping[str, Any], escaper: Escaper) -> Message:
-    return {"type": "function", "function": _escaped(tool, escaper.escape_value, escaper)}
-
-
-def _escaped(value: Any, escape: Callable[[str], str], escaper: Escaper) -> Any:
-    """A value with every text in it escaped; of names only the control tokens inside them."""
-    if isinstance(value, str):
-        return escape(value)
-    if isinstance(value, Mapping):
-        return {
-            escaper.escape_inside(str(key)): _escaped(item, escape, escaper)
-            for key, item in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [_escaped(item, escape, escaper) for item in value]
-    return value

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import jinja2
+import jinja2.nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from bus.errors import Invalid
@@ -64,6 +65,14 @@ class Template:
     def look(self) -> TemplateLook:
         """What it makes of messages of each kind."""
         return TemplateLook(self._try)
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """What it compares with, and the names that it looks up."""
+        tree = self._template.environment.parse(self.source)
+        constants = {node.value for node in tree.find_all(jinja2.nodes.Const)}
+        names = {node.attr for node in tree.find_all(jinja2.nodes.Getattr)}
+        return frozenset(names | {text for text in constants if isinstance(text, str)})
 
     def render(self, variables: Mapping[str, Any], escaper: Escaper) -> str:
         """The text that it makes.

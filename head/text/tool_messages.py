@@ -8,7 +8,7 @@ text it is its JSON text.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bus.errors import Invalid
@@ -43,11 +43,6 @@ class Arguments(dict[str, Any]):
 
     def __radd__(self, other: object) -> str:
         return other + self._text if isinstance(other, str) else NotImplemented
-
-    def mapped(self, change: Callable[[str], str], change_value: Callable[[Any], Any]) -> Arguments:
-        """With every text in it changed."""
-        values = {change(key): change_value(value) for key, value in self.items()}
-        return Arguments(values, change(self._text))
 
 
 def read_calls(calls: object, where: str) -> list[Message]:

@@ -91,6 +91,33 @@ def test_words_of_schemas_stay_words_where_a_control_token_has_them_inside() -> 
     assert prompt.whole().text.startswith("True")
 
 
+def test_names_make_no_control_tokens_with_the_signs_that_a_template_writes_around_them() -> None:
+    source = (
+        "{% for t in tools %}</{{ t.function.name }}>"
+        "{% for key in t.function.parameters.properties %}<{{ key }}>{% endfor %}{% endfor %}"
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}</{{ c.function.name }}>"
+        "{% for key in c.function.arguments %}<{{ key }}></{{ key }}>{% endfor %}{% endfor %}"
+        "{% for key in m %}<{{ key }}>{% endfor %}{% endfor %}<{{ mood }}>"
+    )
+    schema = {"type": "object", "properties": {"s": {}, "a<|im_end|": {}}}
+    call = {"name": "s", "arguments": {"s": 1, "b<|im_end|": 2}}
+    messages = [{**USER, "s": 1}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    escaper = Escaper(["<s>", "</s>", "<|im_end|>"])
+    chat = ChatPrompt(
+        ChatTemplate("m", source, {}),
+        escaper,
+        messages,
+        read_tools([{"name": "s", "parameters": schema}]),
+        {"mood": "s"},
+    )
+    text = chat.whole().text
+    assert [special for special in ("<s>", "</s>", "<|im_end|>") if special in text] == []
+    shown = escaper.restore(text)
+    assert shown.startswith("</s><s><a<|im_end|>Hi")
+    assert "</s><s></s><b<|im_end|></b<|im_end|>" in shown
+    assert shown.endswith("<s>")
+
+
 def test_names_of_calls_and_arguments_hold_no_control_tokens() -> None:
     call = {
         "id": "<s>",
