@@ -11,11 +11,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from math import ceil
 
 from bus.errors import (
-    ERROR_TABLE,
     Internal,
     ModelIncomplete,
     NotFound,
@@ -29,36 +26,16 @@ from bus.text.stops import AnswerText
 from head.effects import ClientKey
 from head.outbox import Outbox
 from head.pending_texts import Continue, PendingText, PendingTexts
+from head.text_failures import DescriptionFailure, error_of, failed_again
 from head.tokenizer_source import OwnFolders, TokenizerSource
 
 #: Tokenizers that answers may still be read by after another took their model's name.
 MAX_FORMER = 4
-#: A model whose description failed for a reason that may pass is described again after this long,
-#: twice as long after each further failure.
-FIRST_RETRY_S = 1.0
-MAX_RETRY_S = 60.0
 #: What jobs end with when a folder's files are gone, or are none.
 _NO_FILES = frozenset({NotFound.code, ModelIncomplete.code})
 
 Reply = object
 MakeJob = Callable[[int, str], object]
-
-
-@dataclass(slots=True)
-class _Failure:
-    """Why a model has no description."""
-
-    error: SuperfluidError
-    #: When to try again; None for what only another model folder mends.
-    again_s: float | None
-    times: int
-
-    def at(self, now: float) -> SuperfluidError:
-        """The error, with how long it still lasts."""
-        if self.again_s is None:
-            return self.error
-        wait_ms = max(1, ceil((self.again_s - now) * 1000))
-        return type(self.error)(self.error.message, param=self.error.param, retry_after_ms=wait_ms)
 
 
 class TextDesk:
@@ -74,7 +51,7 @@ class TextDesk:
         self._described: dict[ModelName, Described] = {}
         #: Bytes of each model's longest token.
         self._longest: dict[ModelName, int] = {}
-        self._failed: dict[ModelName, _Failure] = {}
+        self._failed: dict[ModelName, DescriptionFailure] = {}
         #: What is told apart by it has changed when it has.
         self._stamps: dict[ModelName, object] = {}
         #: Models whose description is of files that are no longer there.
@@ -84,6 +61,9 @@ class TextDesk:
         #: What models were before, by their tokenizers' digests.
         self._former: OrderedDict[tuple[ModelName, int], Described] = OrderedDict()
         self._waiting: dict[ModelName, list[Continue]] = {}
+        #: Paths of the head's models folder, and the digests of what they had last.
+        self._own: dict[ModelName, str] = {}
+        self._own_digests: dict[ModelName, int] = {}
         #: Models whose folder has what was fetched.
         self._fetched: set[ModelName] = set()
         #: Jobs that wait for a model's folder.
@@ -98,7 +78,11 @@ class TextDesk:
     @property
     def folders(self) -> Mapping[ModelName, str]:
         """Path of each model's folder in the head's models folder."""
-        return {model: path for model, path in self._folders.items() if model not in self._fetched}
+        return self._own
+
+    def own_digest(self, model: ModelName) -> int:
+        """Of the tokenizer in the head's own folder of a model; 0 while it is not known."""
+        return self._own_digests.get(model, 0) if model in self._own else 0
 
     def described(self, model: ModelName) -> Described | None:
         return self._described.get(model)
@@ -135,15 +119,17 @@ class TextDesk:
             stamps: of each model, something that changes when its tokenizer's files do.
         """
         stamps = stamps or {}
-        own = self.folders
-        for model in [m for m, path in own.items() if folders.get(m) != path]:
-            self._forget(model)
+        for model in [m for m, path in self._own.items() if folders.get(m) != path]:
+            del self._own[model]
+            if model not in self._fetched:
+                self._forget(model)
         for model, path in folders.items():
-            is_new = model not in own
+            is_new = model not in self._own
             if is_new or self._stamps.get(model) != stamps.get(model):
                 self._fetched.discard(model)
+                self._own_digests.pop(model, None)
                 self._stamps[model] = stamps.get(model)
-                self._folders[model] = path
+                self._own[model] = self._folders[model] = path
                 self._changed(model)
                 if is_new:
                     self._hand_out_awaiting(model)
@@ -153,9 +139,9 @@ class TextDesk:
         self._hand_out(PendingText(then, b"", 0), lambda job: Describe(job=job, folder=folder))
 
     def adopt(self, model: ModelName, folder: str, described: Described, now: float) -> None:
-        """What was fetched of a model is its folder from now on, unless the head has its own."""
-        if model in self.folders:
-            return
+        """What was fetched of a model is its folder from now on; the head's own one is not."""
+        # What is asked about the own one counts no more.
+        self._asked[model] = self._asked.get(model, 0) + 1
         self._fetched.add(model)
         self._folders[model] = folder
         self._note_description(model, described)
@@ -164,9 +150,14 @@ class TextDesk:
             waiter(described, now)
 
     def disown(self, model: ModelName) -> None:
-        """What was fetched of a model is its folder no more."""
-        if model in self._fetched:
-            self._fetched.discard(model)
+        """What was fetched of a model is its folder no more; the head's own one is, if there is."""
+        if model not in self._fetched:
+            return
+        self._fetched.discard(model)
+        if model in self._own:
+            self._folders[model] = self._own[model]
+            self._changed(model)
+        else:
             self._forget(model)
 
     def remember(self, model: ModelName, described: Described) -> None:
@@ -267,7 +258,7 @@ class TextDesk:
         if known is not None and model not in self._stale:
             then(known, now)
             return
-        if failure is not None and (failure.again_s is None or now < failure.again_s):
+        if failure is not None and not failure.is_over(now):
             then(failure.at(now), now)
             return
         if failure is not None and model not in self._waiting:
@@ -327,7 +318,7 @@ class TextDesk:
         elif message.code in _NO_FILES and self.source.state(found.model).startswith("fetch"):
             found.then(self.source.damaged(found.model, now), now)
         else:
-            found.then(_error(message), now)
+            found.then(error_of(message), now)
 
     def _hand_out(self, job: PendingText, make: Callable[[int], object]) -> int:
         number = self._pending.add(job)
@@ -412,12 +403,17 @@ class TextDesk:
                 return  # It may be of older files; who waits gets the later one.
             if isinstance(reply, Described):
                 self._note_description(model, reply)
+                if model not in self._fetched:
+                    self._own_digests[model] = reply.digest
                 known: Reply = reply
             else:
                 error = reply if isinstance(reply, SuperfluidError) else Internal("no description")
-                known = self._note_failure(model, error, now).at(now)
+                failure = failed_again(error, self._failed.get(model), now)
+                self._failed[model], known = failure, failure.at(now)
             for waiter in self._waiting.pop(model, []):
                 waiter(known, now)
+            if known is reply:
+                self.source.described(model, now)
 
         folder = self._folders[model]
         self._hand_out(PendingText(then, b"", 0), lambda job: Describe(job=job, folder=folder))
@@ -429,20 +425,3 @@ class TextDesk:
         self._stale.discard(model)
         self._longest[model] = max(map(len, described.vocabulary), default=0)
         self._failed.pop(model, None)
-
-    def _note_failure(self, model: ModelName, error: SuperfluidError, now: float) -> _Failure:
-        before = self._failed.get(model)
-        times = before.times + 1 if before else 1
-        wait_s = min(FIRST_RETRY_S * 2 ** min(times - 1, 10), MAX_RETRY_S)
-        again_s = None if error.retry_after_ms is None else now + wait_s
-        self._failed[model] = _Failure(error, again_s, times)
-        return self._failed[model]
-
-
-def _error(failed: TextFailed) -> SuperfluidError:
-    cls = ERROR_TABLE.get(failed.code, Internal)
-    return cls(
-        failed.message,
-        param=failed.param or None,
-        retry_after_ms=failed.retry_after_ms or None,
-    )

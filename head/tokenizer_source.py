@@ -19,6 +19,9 @@ class TokenizerSource(Protocol):
     def recall(self, model: ModelName, digest: int, then: Continue) -> bool:
         """Have a tokenizer again that a model had before; False when that is not possible."""
 
+    def described(self, model: ModelName, now: float) -> None:
+        """What a model's folder has is known; it may be the head's own folder."""
+
     def damaged(self, model: ModelName, now: float) -> SuperfluidError:
         """The files of a model that was adopted are gone; gives the error of who needed them."""
 
@@ -50,6 +53,9 @@ class OwnFolders:
 
     def recall(self, model: ModelName, digest: int, then: Continue) -> bool:
         return False
+
+    def described(self, model: ModelName, now: float) -> None:
+        return
 
     def damaged(self, model: ModelName, now: float) -> SuperfluidError:
         return self._none(model)

@@ -3,7 +3,8 @@
     offered by a node ──kept──▶ checked ────────────────▶ described ──▶ adopted by the text desk
                        └─not──▶ job ──parts──▶ written ──┘
 
-A model's files stay what they are while any node that is up offers the same. A node whose files
+A folder of the head's own goes first, unless no node has, or had, the tokenizer in it. A model's
+files stay what they are while any node that is up offers the same. A node whose files
 were refused, or did not come, is asked again later, and others at once. After a restart a model
 that no node serves has what was fetched of it last. What waits while no node has the model waits as
 long as a request does for a node (head/waiting.py).
@@ -12,16 +13,14 @@ long as a request does for a node (head/waiting.py).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from bus.capabilities import JOBS
 from bus.errors import Internal, SuperfluidError
 from bus.ids import ModelName, NodeIdentity
 from bus.messages.job_bodies import pack_body
-from bus.messages.parts import ModelStatus
 from bus.messages.text import Described
 from bus.text.tokenizer_export import TOKENIZER_JOB, TokenizerBody, TokenizerIntake
 from bus.timers import Timers
@@ -32,6 +31,7 @@ from head.jobs import JobDesk
 from head.kept_tokenizers import LIMIT, TokenizerKey, TokenizerStore
 from head.pending_texts import Continue
 from head.texts import TextDesk
+from head.tokenizer_offers import had_by_any, may_come, offers_of
 from head.tokenizer_refusals import files_gone, not_fetched, not_kept, other_digest
 
 #: How long one fetch may take; what waits for it waits no longer.
@@ -136,16 +136,21 @@ class TokenizerDesk:
         """
         if model in self._fetches:
             return None
-        offers = self._offers(model)
+        offers = offers_of(self._fleet, model)
         kept = next((key for key in self._store.kept() if key.model == model), None)
         if kept is not None and not offers:
             self._start(_Fetch(kept, TokenizerIntake(kept.text_digest)))
             return None
-        if not offers and self._may_come(model):
+        if not offers and may_come(self._fleet, model):
             # As soon as the time is known.
             self._timers.at(0.0, partial(self._look, model))
             return None
         return self._why_not(model)
+
+    def described(self, model: ModelName, now: float) -> None:
+        """The head knows what is in its own folder of a model."""
+        if model in self._texts.folders:
+            self._look(model, now)
 
     def damaged(self, model: ModelName, now: float) -> SuperfluidError:
         """Files that were adopted are gone: they are fetched again."""
@@ -191,11 +196,11 @@ class TokenizerDesk:
 
     def state(self, model: ModelName) -> str:
         """Where a model's tokenizer is: `own`, `fetched`, `fetching`, or empty for nowhere."""
+        if model in self._adopted:
+            return "fetched"
         if model in self._texts.folders:
             return "own"
-        if model in self._fetches:
-            return "fetching"
-        return "fetched" if model in self._adopted else ""
+        return "fetching" if model in self._fetches else ""
 
     def problem(self, model: ModelName) -> str:
         """Why the head has no tokenizer of a model; empty when it has one, or will in a moment."""
@@ -205,11 +210,12 @@ class TokenizerDesk:
 
     def _look(self, model: ModelName, now: float) -> None:
         """Fetch what nodes offer of a model, if that is not what the head has."""
-        if model in self._texts.folders:
-            self._adopted.pop(model, None)
+        offers = offers_of(self._fleet, model)
+        if model in self._texts.folders and not self._is_odd(model, offers):
             self._cancel(model, now)
+            if self._adopted.pop(model, None) is not None:
+                self._texts.disown(model)
             return
-        offers = self._offers(model)
         if self._adopted.get(model) in offers:
             self._cancel(model, now)
             return
@@ -232,7 +238,7 @@ class TokenizerDesk:
         if not self._texts.is_awaited(model):
             self._patience.pop(model, None)
             return
-        if self._may_come(model):
+        if may_come(self._fleet, model):
             if model not in self._patience:
                 self._patience[model] = now + self._node_wait_s
                 self._timers.at(self._patience[model], partial(self._look, model))
@@ -241,32 +247,26 @@ class TokenizerDesk:
         self._patience.pop(model, None)
         self._texts.give_up(model, self._why_not(model), now)
 
-    def _may_come(self, model: ModelName) -> bool:
-        """Whether a node may have the model in a moment: it loads it, or was there with it."""
-        return self._fleet.loading(model) or any(
-            not node.up and not node.left and model in node.models for node in self._fleet.nodes
-        )
-
     def _has_room(self, model: ModelName) -> bool:
         """Whether one more may be fetched; those that no node serves make room."""
         if len({*self._adopted, *self._fetches} - {model}) < LIMIT:
             return True
-        unused = next((other for other in self._adopted if not self._offers(other)), None)
+        unused = next((other for other in self._adopted if not offers_of(self._fleet, other)), None)
         if unused is None:
             return False
         del self._adopted[unused]
         self._texts.disown(unused)
         return True
 
-    def _offers(self, model: ModelName) -> dict[TokenizerKey, list[Node]]:
-        """What nodes that are up have of a model, and which; who came first is first."""
-        found: dict[TokenizerKey, list[Node]] = {}
-        for node in self._fleet.nodes:
-            status = node.models.get(model) if node.up else None
-            if status is not None and _can_give(node, status):
-                key = TokenizerKey(model, status.tokenizer_digest, status.text_digest)
-                found.setdefault(key, []).append(node)
-        return found
+    def _is_odd(self, model: ModelName, offers: Collection[TokenizerKey]) -> bool:
+        """Whether the head's own folder of a model has another tokenizer than all nodes had.
+
+        Nodes that are down count, too: it does not change with an outage.
+        """
+        own = self._texts.own_digest(model)
+        if not own or not (offers or model in self._adopted):
+            return False
+        return not had_by_any(self._fleet, model, own)
 
     def _may_ask(self, key: TokenizerKey, node: Node, now: float) -> bool:
         failure = self._failures.get((key.model, node.identity))
@@ -420,15 +420,6 @@ class TokenizerDesk:
         }
         error = not_fetched(model, self._fleet, failures, len(self._adopted))
         return error or self._texts.no_folder(model)
-
-
-def _can_give(node: Node, status: ModelStatus) -> bool:
-    return (
-        status.phase == "ready"
-        and status.tokenizer_digest != 0
-        and status.text_digest != 0
-        and JOBS in node.capabilities
-    )
 
 
 def _goes_on(fetch: _Fetch, offers: dict[TokenizerKey, list[Node]]) -> bool:

@@ -90,6 +90,12 @@ def problems(status: Mapping[str, Any], command: Command = "sfctl {}".format) ->
         for model in node.get("models", [])
         if model.get("problem")
     ]
+    found += [
+        f"the head's own folder of {model['name']} has another tokenizer than its nodes and is not "
+        f"used; remove it: {command('model rm')} {model['name']}, or import the nodes' file"
+        for model in models
+        if model.get("head_folder") and model.get("tokenizer") == "fetched"
+    ]
     if not models:
         found.append(f"there is no model; get one with: {command('model import smollm2')}")
     found += [model_problem(model, command) for model in models if not model["ready"]]

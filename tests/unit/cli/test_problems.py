@@ -42,6 +42,12 @@ def test_each_names_its_place() -> None:
     ]
 
 
+def test_a_folder_of_the_head_that_is_not_used_is_told() -> None:
+    (only,) = problems(_report(_node("n1"), tokenizer="fetched"))
+    assert only.startswith("the head's own folder of toy has another tokenizer than its nodes")
+    assert "remove it: sfctl model rm toy" in only
+
+
 def test_a_tokenizer_that_the_head_lacks_is_told() -> None:
     none = {"ready": False, "head_folder": None}
     (only,) = problems(_report(_node("n1"), **none, tokenizer_problem="n1: refused; update it"))

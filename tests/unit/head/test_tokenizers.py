@@ -324,6 +324,67 @@ def test_a_folder_of_the_head_goes_first(bench: FetchBench) -> None:
     assert len(bench.starts(1)) == 2
 
 
+OWN = status(digest=0x0DD, text=5)
+
+
+def _odd(bench: FetchBench) -> None:
+    """The head has a folder with a tokenizer that the node n1 has not."""
+    bench.says["/toy"] = 0x0DD
+    bench.core.models_found({TOY: "/toy"}, bench.now)
+    bench.settle()
+    bench.serve(1, "n1")
+
+
+def test_a_folder_that_no_node_goes_by_gives_way_to_the_fleets(bench: FetchBench) -> None:
+    _odd(bench)
+    assert (bench.state(), bench.core.texts.digest(TOY)) == ("own", 0x0DD)
+    bench.give(1, bench.starts(1)[0])
+    assert (bench.state(), bench.core.texts.digest(TOY)) == ("fetched", DIGEST)
+    bench.ask_for(b"r")
+    assert len(bench.on(1, GenerateReq)) == 1
+    (model,) = bench.core.status(0.0)["models"]
+    assert (model["head_folder"], model["tokenizer"]) == ("/toy", "fetched")
+    # An outage does not change it.
+    bench.down(1)
+    assert bench.state() == "fetched"
+    # A node with the head's own does, and then the other is the odd one.
+    bench.serve(2, "n2", OWN)
+    bench.serve(3, "n1")
+    assert (bench.state(), bench.core.texts.digest(TOY)) == ("own", 0x0DD)
+    assert len(bench.starts(3)) == 0
+    bench.down(2)
+    assert bench.state() == "own"
+
+
+def test_a_folder_that_changes_to_what_nodes_have_is_used(bench: FetchBench) -> None:
+    _odd(bench)
+    bench.give(1, bench.starts(1)[0])
+    del bench.says["/toy"]
+    bench.core.models_found({TOY: "/toy"}, bench.now, {TOY: "new"})
+    bench.settle()
+    assert (bench.state(), bench.core.texts.digest(TOY)) == ("own", DIGEST)
+
+
+def test_a_folder_that_no_node_goes_by_stays_while_none_gives_its_own(bench: FetchBench) -> None:
+    _odd(bench)
+    end = JobEnd(job=bench.starts(1)[0].job, code="tokenizer_unavailable", message="no")
+    bench.hear(1, end)
+    assert bench.state() == "own"
+    bench.wait(1.0)
+    bench.give(1, bench.starts(1)[1])
+    assert bench.state() == "fetched"
+
+
+def test_an_odd_folder_that_is_removed_leaves_what_was_fetched(bench: FetchBench) -> None:
+    _odd(bench)
+    bench.give(1, bench.starts(1)[0])
+    bench.core.models_found({}, bench.now)
+    bench.settle()
+    assert bench.state() == "fetched"
+    bench.ask_for(b"r")
+    assert (len(bench.on(1, GenerateReq)), len(bench.starts(1))) == (1, 1)
+
+
 def test_with_a_folder_of_its_own_nothing_is_fetched(bench: FetchBench) -> None:
     bench.core.models_found({TOY: "/toy"}, bench.now)
     bench.settle()
