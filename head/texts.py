@@ -423,5 +423,5 @@ class TextDesk:
         self._described[model] = described
         self._former.pop((model, described.digest), None)
         self._stale.discard(model)
-        self._longest[model] = max(map(len, described.vocabulary), default=0)
+        self._longest[model] = described.longest or max(map(len, described.vocabulary), default=0)
         self._failed.pop(model, None)

@@ -133,7 +133,8 @@ class Described:
 
     `special` lists ids that are control tokens, and `special_texts` how each of them is written:
     an answer's reasoning and calls may be marked by some. `bos` is None when the model has none.
-    `kind` is `decoder`, or `encoder` for a model that makes vectors and no text.
+    `kind` is `decoder`, or `encoder` for a model that makes vectors and no text. `longest` is the
+    length of the vocabulary's longest entry; 0 is unknown.
     """
 
     job: int
@@ -145,6 +146,7 @@ class Described:
     has_template: bool
     kind: Name = "decoder"
     special_texts: Annotated[tuple[Annotated[str, MaxBytes(4096)], ...], MaxItems(1 << 20)] = ()
+    longest: U32 = 0
 
 
 @TEXT.message(tag=34)

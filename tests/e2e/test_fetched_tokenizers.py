@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,18 @@ class Copyless(Cluster):
             self.client.close()
             self.client = client
         super().wait_ready()
+
+    def complaints(self) -> str:
+        """What `sfctl status` says is wrong."""
+        program = Path(sys.executable).with_name("sfctl")
+        done = subprocess.run(
+            [program, "--state", str(self.state), "status"],
+            env=self._env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return str(done.stderr)
 
     def kept(self) -> list[Path]:
         """The folders of fetched tokenizers."""
@@ -137,6 +151,26 @@ def test_a_copy_on_the_head_goes_first(copyless: Copyless, toy: Path) -> None:
     shutil.rmtree(own)
     wait_for(lambda: tokenizer() == "fetched", "the head uses what it fetched")
     assert copyless.client.chat(copyless.model, TALK, **GREEDY).result().tokens == before.tokens
+
+
+def test_a_copy_on_the_head_that_no_node_has_is_not_used(copyless: Copyless, toy: Path) -> None:
+    before = copyless.client.chat(copyless.model, TALK, **GREEDY).result()
+    own = copyless.state / "models" / copyless.model
+    shutil.copytree(toy, own)
+    layout = json.loads((own / "tokenizer.json").read_text())
+    vocabulary = layout["model"]["vocab"]
+    first, second, *_ = vocabulary
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (own / "tokenizer.json").write_text(json.dumps(layout))
+
+    def shown() -> dict[str, Any]:
+        (model,) = copyless.client.models()
+        return model
+
+    wait_for(lambda: shown()["head_folder"] == str(own), "the head sees its folder")
+    wait_for(lambda: shown()["tokenizer"] == "fetched", "the head goes by the fleet's")
+    assert copyless.client.chat(copyless.model, TALK, **GREEDY).result().tokens == before.tokens
+    assert "has another tokenizer than its nodes" in copyless.complaints()
 
 
 def test_an_encoder_needs_no_copy_either(tmp_path: Path) -> None:
