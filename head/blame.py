@@ -46,11 +46,15 @@ class Blame:
     ) -> None:
         """A worker died.
 
+        One of whose death an earlier start of the head had heard has all its suspects.
+
         Args:
             ran: the answers on it, with how many of their tokens came from it, and whether it may
                 have made more.
             unclear: it may have had generations of answers that are over.
         """
+        if any(one.suspicion.of(worker) is not None for one in self._suspected()):
+            return
         found = list(ran)
         there = [answer for answer, _, _ in found]
         suspects = [Suspect(answer.suspicion, tokens, unseen) for answer, tokens, unseen in found]

@@ -19,6 +19,8 @@ from head.suspects import Death
 from tests.harness.head_bench import CLIENT, TOY, Bench, run
 from tests.harness.memory_disk import Disk
 
+HI = pack_ids(b"hi")
+
 
 def restarted(bench: Bench, down_s: float = 0.0) -> Bench:
     """The next start of the head, `down_s` seconds of wall time after the last thing it did."""
@@ -307,6 +309,23 @@ def test_one_death_that_is_told_before_and_after_a_restart_is_one(bench: Bench) 
     after.hear(1, run(request, 0))
     after.hear(1, ReconcileAck(page=0, more=False, sessions=(view,)))
     assert not [row for row in after.rows if isinstance(row, PutFinish)]
+
+
+def test_death_of_which_an_earlier_start_had_heard_has_all_its_suspects(bench: Bench) -> None:
+    """The other was placed as the worker died, and no word came of it before the restart."""
+    first, late = bench.ask(b"a", max_new=10, key="a"), bench.ask(b"b", max_new=10, key="b")
+    bench.died(1, first)
+    after = restarted(bench)
+    requests = (first, late)
+    refs = tuple(LeaseRef(session=each.session, epoch=each.epoch) for each in requests)
+    after.node(1, worker=2, held=refs)
+    views = tuple(
+        HeldView(session=ref.session, epoch=ref.epoch, tokens=2, digest=context_digest(HI))
+        for ref in refs
+    )
+    after.hear(1, ReconcileAck(page=0, more=False, sessions=views))
+    deaths = {answer.key: answer.suspicion.deaths for answer in after.core.book}
+    assert deaths == {"a": 1, "b": 0}
 
 
 def _place(bench: Bench, node: str) -> int:
