@@ -77,6 +77,9 @@ class _Embedding:
         self._ids: list[PackedIds] = [PackedIds(b"")] * count
         self._missing = count
         self._digest = 0
+        #: Inputs whose vectors came, and how many numbers each has.
+        self._given = 0
+        self._dimension = 0
 
     def encode(self, texts: list[str]) -> None:
         """Have all texts encoded.
@@ -156,10 +159,16 @@ class _Embedding:
 
     def _event(self, body: bytes) -> dict[str, Any]:
         part = unpack_body(EmbedPart, body)
-        if part.index + part.count > len(self._ids) or (
-            len(part.vectors) != 4 * part.count * part.dimension
-        ):
-            raise Internal("a node sent vectors that fit no input; its log may say more")
+        first = self._dimension or part.dimension
+        if part.index != self._given:
+            raise Internal(f"vectors from input {part.index} on where {self._given} was due")
+        if not 1 <= part.count <= len(self._ids) - self._given:
+            raise Internal(f"vectors of {part.count} of {len(self._ids) - self._given} inputs")
+        if not part.dimension or part.dimension != first:
+            raise Internal(f"vectors of {part.dimension} numbers after some of {first}")
+        if len(part.vectors) != 4 * part.count * part.dimension:
+            raise Internal(f"{part.count} vectors of {part.dimension} in {len(part.vectors)} bytes")
+        self._given, self._dimension = self._given + part.count, part.dimension
         return to_map(
             EmbeddingsEvent(
                 index=part.index,
@@ -170,11 +179,13 @@ class _Embedding:
         )
 
     def _end(self, done: JobDone) -> dict[str, Any]:
-        tokens = unpack_body(EmbedEnd, done.body).tokens
+        unpack_body(EmbedEnd, done.body)
+        if self._given != len(self._ids):
+            raise Internal(f"the end after vectors of {self._given} of {len(self._ids)} inputs")
         return {
             "finish": DONE,
             "count": len(self._ids),
-            "usage": {"prompt": tokens},
+            "usage": {"prompt": sum(map(count_ids, self._ids))},
             "node": done.node,
         }
 

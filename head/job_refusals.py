@@ -1,11 +1,24 @@
-"""Why no node does a job, as one error with the reason of each node."""
+"""Why a job is not done: as its node says, or with the reason of each node that does not do it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bus.errors import Invalid, NodeLost, NoNode, SuperfluidError, UnsupportedOnFleet
+from bus.errors import (
+    ERROR_TABLE,
+    Internal,
+    Invalid,
+    ModelIncomplete,
+    NodeLost,
+    NoHead,
+    NoNode,
+    StartError,
+    SuperfluidError,
+    UnsupportedOnFleet,
+    WireError,
+)
 from bus.ids import NodeIdentity
+from bus.messages.link_jobs import JobEnd
 from head.fleet import Fleet
 from head.job_kinds import JobSpec, lacking, wrong_kind
 
@@ -41,3 +54,20 @@ def no_place(
         "with: sfctl node ls",
         details=details,
     )
+
+
+def error_of(end: JobEnd, node: NodeIdentity) -> SuperfluidError:
+    """The error of a job that a node has ended with a code.
+
+    One that is of no job, such as of a message or a process that starts, is a fault of the node.
+    """
+    error = ERROR_TABLE.get(end.code, SuperfluidError)
+    details = {"length": end.length, "max": end.max} if end.max else None
+    why = end.message or end.code
+    is_odd = issubclass(error, (WireError, StartError, NoHead)) or error is SuperfluidError
+    if is_odd and error is not ModelIncomplete:
+        return Internal(
+            f"node {node} ended the job with {end.code} ({why}); its log may say more",
+            details={"node": node},
+        )
+    return error(why, param=end.param or None, details=details)

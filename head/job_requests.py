@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from bus.errors import NotFound, SuperfluidError
-from bus.ids import RequestId
+from bus.errors import Internal, NotFound, SuperfluidError
+from bus.ids import NodeIdentity, RequestId
 from bus.messages.api import error_body
 from head.effects import ClientKey, Reply
 from head.jobs import JobDone, JobSpec
@@ -20,7 +20,8 @@ from head.operation import ApiRequest, Core
 #: How a request ends, in its `end`.
 DONE, CANCELLED = "done", "cancelled"
 
-#: Give the keys of an event for a part's body, and of the end for that of the job's.
+#: Give the keys of an event for a part's body, and of the end for that of the job's. What they
+#: raise says what is wrong with it: it is the node's fault.
 EventOf = Callable[[bytes], dict[str, Any]]
 EndOf = Callable[[JobDone], dict[str, Any]]
 
@@ -54,17 +55,19 @@ class JobRequest:
             try:
                 self.event(event_of(body))
             except SuperfluidError as error:
+                node = self._core.runs.jobs.node_of(self._job)
                 self._stop(at)
-                self.fail(error)
+                self.fail(_made_up(spec.kind, node, error))
 
         def on_end(result: JobDone | SuperfluidError, at: float) -> None:
             self._job = None
+            if isinstance(result, SuperfluidError):
+                self.fail(result)
+                return
             try:
-                if isinstance(result, SuperfluidError):
-                    raise result
                 self.end(end_of(result))
             except SuperfluidError as error:
-                self.fail(error)
+                self.fail(_made_up(spec.kind, result.node, error))
 
         job = self._core.runs.jobs.submit(spec, on_part, on_end, now)
         if not self.is_over:
@@ -89,9 +92,13 @@ class JobRequest:
         self._pump()
 
     def cancel(self, now: float) -> None:
-        """The client wants no more: its end comes at once, and what waited is dropped."""
+        """The client wants no more: its end comes at once, and what waited is dropped.
+
+        An end or error that waited behind events for credit is dropped with them.
+        """
         self._stop(now)
         self._waiting.clear()
+        self._last = None
         self.end({"finish": CANCELLED})
 
     def _close(self, body: dict[str, Any]) -> None:
@@ -164,3 +171,12 @@ class JobRequests:
         """Forget the requests of a connection that ended; nobody reads them."""
         for request in self._open.pop(client, {}).values():
             request.is_over = True
+
+
+def _made_up(kind: str, node: NodeIdentity | None, error: SuperfluidError) -> Internal:
+    """The error of a request whose node sent what answers nothing that it was asked."""
+    return Internal(
+        f"node {node or 'unknown'} sent what is no result of the job {kind} ({error.message}); "
+        "see that its version is the head's, and ask again",
+        details={"node": node} if node else None,
+    )

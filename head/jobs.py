@@ -16,10 +16,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from bus.errors import (
-    ERROR_TABLE,
     BlobMissing,
     Expired,
-    Internal,
     NodeLost,
     QueueFull,
     SuperfluidError,
@@ -46,7 +44,7 @@ from head.fleet import Fleet
 from head.fleet_node import Node
 from head.job_kinds import JobDone, JobSpec, objection
 from head.job_records import Job, OnEnd, OnPart, Try
-from head.job_refusals import no_place
+from head.job_refusals import error_of, no_place
 from head.outbox import Outbox
 from head.waiting import MAX_RESTS, RECHECK_S, REST_S, WaitingPolicy
 
@@ -143,6 +141,11 @@ class JobDesk:
             job.held = held
             self._grant(job)
 
+    def node_of(self, number: int | None) -> NodeIdentity | None:
+        """The node that a job is on."""
+        job = None if number is None else self._jobs.get(number)
+        return None if job is None or job.on is None else job.on.node.identity
+
     def blobs_in_use(self) -> set[bytes]:
         """Hashes of the files that jobs name."""
         return {blob.sha256 for job in self._jobs.values() for blob in job.spec.blobs}
@@ -233,10 +236,8 @@ class JobDesk:
             if not self._blobs.missing(on.link, on.request, self._file_failed(job, on), now):
                 self._leave(job, on.node, why, now)
         else:
-            error = ERROR_TABLE.get(end.code, Internal)
-            details = {"length": end.length, "max": end.max} if end.max else None
             self._take_off(job, now)
-            self._end(job, error(why, param=end.param or None, details=details), now)
+            self._end(job, error_of(end, name), now)
 
     def _file_failed(self, job: Job, on: Try) -> Callable[[str, str, float], None]:
         def failed(code: str, message: str, now: float) -> None:

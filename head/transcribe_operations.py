@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from bus.api_maps import from_map, to_map
-from bus.errors import BlobMissing, SuperfluidError, TokenizerUnavailable
+from bus.errors import BlobMissing, Internal, SuperfluidError, TokenizerUnavailable
 from bus.messages.api import QOS_CLASSES
 from bus.messages.job_bodies import (
     TRANSCRIBE,
@@ -63,6 +63,10 @@ class TranscribeOperations:
             opened.fail(error)
 
 
+#: Models tell times in steps of so much.
+_TICK_S = 0.02
+
+
 class _Windows:
     """How far one request is.
 
@@ -72,11 +76,15 @@ class _Windows:
 
     def __init__(self, body: TranscribeBody) -> None:
         self.body = body
+        #: Where the last window ended that came.
+        self._heard_s = 0.0
 
     def event(self, body: bytes) -> dict[str, Any]:
         """What the client gets of a part."""
         part = unpack_body(TranscribePart, body)
+        self._check(part)
         self.body = TranscribeBody(language=self.body.language or part.language, from_s=part.next_s)
+        self._heard_s = part.next_s
         return to_map(
             SegmentsEvent(segments=part.segments, next_s=part.next_s, language=part.language)
         )
@@ -84,9 +92,23 @@ class _Windows:
     def end(self, done: JobDone) -> dict[str, Any]:
         """What the client gets at last."""
         end = unpack_body(TranscribeEnd, done.body)
+        if end.duration_s + _TICK_S < self._heard_s:
+            raise Internal(f"a file of {end.duration_s} s after a window to {self._heard_s} s")
         told = TranscriptEnd(language=end.language, duration_s=end.duration_s)
         return {"finish": DONE, **to_map(told), "node": done.node}
 
     def resume(self, body: bytes, parts: int) -> bytes:
         """Behind the last window that came."""
         return pack_body(self.body)
+
+    def _check(self, part: TranscribePart) -> None:
+        begin_s = self.body.from_s
+        if part.next_s <= begin_s:
+            raise Internal(f"a window to {part.next_s} s where one from {begin_s} s on was due")
+        for segment in part.segments:
+            if not begin_s - _TICK_S <= segment.start_s <= segment.end_s:
+                raise Internal(
+                    f"a segment from {segment.start_s} s to {segment.end_s} s in the window from "
+                    f"{begin_s} s on"
+                )
+            begin_s = segment.start_s

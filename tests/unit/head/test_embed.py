@@ -10,7 +10,7 @@ import pytest
 from bus.ids import unpack_ids
 from bus.messages.job_bodies import EmbedBody, EmbedEnd, EmbedPart, pack_body, unpack_body
 from bus.messages.link_jobs import JobStart
-from tests.harness.job_bench import ENCODER, WINDOW, JobBench
+from tests.harness.job_bench import ENCODER, WINDOW, JobBench, packed
 
 
 @pytest.fixture
@@ -104,6 +104,7 @@ def test_a_text_that_is_too_long_is_named_with_its_length(bench: JobBench, lengt
 
 
 def test_other_bad_parameters_are_named(bench: JobBench) -> None:
+    bench.wait(11.0)
     for body, param in (
         ({"model": "nope", "input": "a"}, "model"),
         ({"model": "toy", "input": "a"}, "model"),
@@ -138,7 +139,7 @@ def test_no_node_is_an_error_after_a_while() -> None:
 
 
 def test_events_keep_to_the_credit(bench: JobBench) -> None:
-    bench.op("embed", model=ENCODER, input=["a"] * 40, credit=2)
+    bench.op("embed", model=ENCODER, input=["a"] * 32, credit=2)
     (start,) = bench.starts(1)
     for index in range(16):
         bench.part(1, start, index, vectors(index, (1.0,)))
@@ -173,8 +174,9 @@ def test_a_client_that_is_gone_ends_it_at_the_node(bench: JobBench) -> None:
     bench.settle()
     assert bench.cancels(1) == [bench.starts(1)[0].job]
     bench.op("embed", model=ENCODER, input="b")
-    bench.end(1, bench.starts(1)[1], body=pack_body(EmbedEnd()))
-    assert [reply["kind"] for reply in bench.replies] == ["end"]
+    bench.part(1, bench.starts(1)[1], 0, vectors(0, (1.0,)))
+    bench.end(1, bench.starts(1)[1], parts=1, body=pack_body(EmbedEnd()))
+    assert [reply["kind"] for reply in bench.replies] == ["event", "end"]
 
 
 def test_an_id_is_taken_while_it_is_open(bench: JobBench) -> None:
@@ -185,15 +187,93 @@ def test_an_id_is_taken_while_it_is_open(bench: JobBench) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"\x90", b"\xc1", vectors(1, (1.0,)), pack_body(EmbedEnd(tokens=1))]
+    "end",
+    [
+        {"parts": 3, "body": pack_body(EmbedEnd(tokens=3))},
+        {"code": "internal", "message": "the disk is full"},
+        {"parts": 3, "body": b"\x90"},
+    ],
 )
-def test_what_a_node_makes_up_is_an_error_and_its_job_is_ended(
-    bench: JobBench, body: bytes
+def test_a_cancel_ends_it_although_its_end_waits_for_credit(
+    bench: JobBench, end: dict[str, Any]
 ) -> None:
-    bench.op("embed", model=ENCODER, input="a")
+    bench.op("embed", model=ENCODER, input=["a", "b", "c"], credit=1)
     (start,) = bench.starts(1)
-    bench.part(1, start, 0, body)
-    assert "error" in bench.replies[-1]
+    for index in range(3):
+        bench.part(1, start, index, vectors(index, (1.0,)))
+    bench.end(1, start, **end)
+    bench.op("cancel", id=b"x", about=b"e")
+    assert bench.replies[1:] == [
+        {"id": b"e", "kind": "end", "finish": "cancelled"},
+        {"id": b"x", "kind": "end"},
+    ]
+    bench.op("more", id=b"m", about=b"e", credit=5)
+    assert error_of(bench)["code"] == "not_found"
+    bench.op("embed", model=ENCODER, input="the id is free again")
+    assert len(bench.starts(1)) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"\x90", "the body of a EmbedPart should be a map"),
+        (b"\xc1", "not msgpack: FormatError"),
+        (pack_body(EmbedEnd(tokens=1)), "index is missing"),
+        (vectors(0, (1.0, 2.0)), "vectors from input 0 on where 1 was due"),
+        (vectors(2, (1.0, 2.0)), "vectors from input 2 on where 1 was due"),
+        (vectors(1, *[(1.0, 2.0)] * 3), "vectors of 3 of 2 inputs"),
+        (vectors(1, (1.0,)), "vectors of 1 numbers after some of 2"),
+        (packed(index=1, count=0, dimension=2, vectors=b""), "vectors of 0 of 2 inputs"),
+        (packed(index=1, count=1, dimension=0, vectors=b""), "vectors of 0 numbers after some"),
+        (packed(index=1, count=1, dimension=2, vectors=bytes(7)), "1 vectors of 2 in 7 bytes"),
+        (packed(index=1, count=1, dimension=2, vectors="text"), "vectors should be bytes"),
+    ],
+)
+def test_what_a_node_makes_up_is_its_fault_and_its_job_is_ended(
+    bench: JobBench, body: bytes, says: str
+) -> None:
+    bench.op("embed", model=ENCODER, input=["a", "b", "c"])
+    (start,) = bench.starts(1)
+    bench.part(1, start, 0, vectors(0, (1.0, 2.0)))
+    bench.part(1, start, 1, body)
+    error = error_of(bench)
+    assert (error["code"], error.get("param")) == ("internal", None)
+    assert error["details"] == {"node": "n1"}
+    assert error["message"].startswith("node n1 sent what is no result of the job embed (")
+    assert says in error["message"]
     assert bench.cancels(1) == [start.job]
-    bench.part(1, start, 1, vectors(0, (1.0,)))
-    assert len(bench.replies) == 1
+    bench.part(1, start, 2, vectors(1, (1.0, 2.0)))
+    assert len(bench.replies) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "body", "says"),
+    [
+        (0, pack_body(EmbedEnd()), "the end after vectors of 0 of 2 inputs"),
+        (1, pack_body(EmbedEnd()), "the end after vectors of 1 of 2 inputs"),
+        (2, b"\xc1", "not msgpack: FormatError"),
+        (2, b"\x90", "the body of a EmbedEnd should be a map"),
+        (2, packed(tokens=-1), "tokens"),
+    ],
+)
+def test_an_end_that_is_none_is_the_nodes_fault(
+    bench: JobBench, given: int, body: bytes, says: str
+) -> None:
+    bench.op("embed", model=ENCODER, input=["a", "b"])
+    (start,) = bench.starts(1)
+    for index in range(given):
+        bench.part(1, start, index, vectors(index, (1.0,)))
+    bench.end(1, start, parts=given, body=body)
+    error = error_of(bench)
+    assert (error["code"], error.get("param")) == ("internal", None)
+    assert error["details"] == {"node": "n1"}
+    assert says in error["message"]
+
+
+@pytest.mark.parametrize("code", ["decode", "wire", "auth", "no_head", "token_refused", "new_one"])
+def test_codes_that_are_of_no_job_do_not_reach_clients(bench: JobBench, code: str) -> None:
+    bench.op("embed", model=ENCODER, input="a")
+    bench.end(1, bench.starts(1)[0], code=code, message="odd", param="input")
+    error = error_of(bench)
+    assert (error["code"], error["param"], error["details"]) == ("internal", None, {"node": "n1"})
+    assert error["message"] == f"node n1 ended the job with {code} (odd); its log may say more"

@@ -18,7 +18,7 @@ from bus.messages.link import XferBegin, XferDone
 from bus.messages.link_jobs import JobStart
 from bus.messages.worker import SpokenSegment
 from tests.harness.blob_rig import BlobsInMemory, blob_of
-from tests.harness.job_bench import ENCODER, WHISPER, JobBench
+from tests.harness.job_bench import ENCODER, WHISPER, JobBench, packed
 
 DATA = b"sound"
 HELLO = SpokenSegment(start_s=1.0, end_s=2.5, text="Hello")
@@ -95,9 +95,9 @@ def test_windows_come_as_they_are_and_one_end(bench: JobBench) -> None:
 
 def test_another_node_goes_on_behind_the_last_window(bench: JobBench) -> None:
     bench.transcriber(1)
-    ask(bench, from_s=5.0)
+    ask(bench, from_s=1.0)
     start = started(bench, 1)
-    assert unpack_body(TranscribeBody, start.body) == TranscribeBody(from_s=5.0)
+    assert unpack_body(TranscribeBody, start.body) == TranscribeBody(from_s=1.0)
     bench.part(1, start, 0, window(28.0, HELLO, language="de"))
     bench.transcriber(2, "n2")
     bench.end(1, start, code="worker_lost", message="it died")
@@ -108,6 +108,77 @@ def test_another_node_goes_on_behind_the_last_window(bench: JobBench) -> None:
     bench.end(2, again, parts=1, body=pack_body(TranscribeEnd(language="de", duration_s=31.0)))
     assert [reply.get("next_s") for reply in bench.replies] == [28.0, 31.0, None]
     assert bench.replies[-1]["node"] == "n2"
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"\xc1", "not msgpack: FormatError"),
+        (b"\x90", "the body of a TranscribePart should be a map"),
+        (packed(segments=[], next_s=-1.0), "next_s"),
+        (window(28.0), "a window to 28.0 s where one from 28.0 s on was due"),
+        (window(5.0), "a window to 5.0 s where one from 28.0 s on was due"),
+        (window(40.0, HELLO), "a segment from 1.0 s to 2.5 s in the window from 28.0 s on"),
+        (
+            window(40.0, SpokenSegment(start_s=30.0, end_s=29.0, text="a")),
+            "a segment from 30.0 s to 29.0 s in the window from 28.0 s on",
+        ),
+        (
+            window(
+                40.0,
+                SpokenSegment(start_s=30.0, end_s=31.0, text="a"),
+                SpokenSegment(start_s=29.0, end_s=31.0, text="b"),
+            ),
+            "a segment from 29.0 s to 31.0 s in the window from 30.0 s on",
+        ),
+    ],
+)
+def test_windows_that_a_node_makes_up_are_its_fault(
+    bench: JobBench, body: bytes, says: str
+) -> None:
+    bench.transcriber(1)
+    ask(bench)
+    start = started(bench, 1)
+    bench.part(1, start, 0, window(28.0, HELLO))
+    bench.part(1, start, 1, body)
+    error = error_of(bench)
+    assert (error["code"], error.get("param")) == ("internal", None)
+    assert error["details"] == {"node": "n1"}
+    assert says in error["message"]
+    assert bench.cancels(1) == [start.job]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"\xc1", "not msgpack: FormatError"),
+        (packed(duration_s=-1.0), "duration_s"),
+        (packed(language="en", duration_s=3.0), "a file of 3.0 s after a window to 28.0 s"),
+    ],
+)
+def test_an_end_that_is_none_is_the_nodes_fault(bench: JobBench, body: bytes, says: str) -> None:
+    bench.transcriber(1)
+    ask(bench)
+    start = started(bench, 1)
+    bench.part(1, start, 0, window(28.0, HELLO))
+    bench.end(1, start, parts=1, body=body)
+    error = error_of(bench)
+    assert (error["code"], error["details"]) == ("internal", {"node": "n1"})
+    assert says in error["message"]
+
+
+def test_a_cancel_ends_it_although_its_end_waits_for_credit(bench: JobBench) -> None:
+    bench.transcriber(1)
+    ask(bench, credit=1)
+    start = started(bench, 1)
+    bench.part(1, start, 0, window(28.0, HELLO))
+    bench.part(1, start, 1, window(40.0))
+    bench.end(1, start, parts=2, body=pack_body(TranscribeEnd(language="en", duration_s=40.25)))
+    bench.op("cancel", id=b"x", about=b"e")
+    assert bench.replies[1:] == [
+        {"id": b"e", "kind": "end", "finish": "cancelled"},
+        {"id": b"x", "kind": "end"},
+    ]
 
 
 def test_a_job_that_is_lost_three_times_is_lost(bench: JobBench) -> None:
@@ -140,6 +211,7 @@ def test_bad_requests_are_named(
     bench: JobBench, keys: dict[str, Any], code: str, param: str
 ) -> None:
     bench.transcriber(1)
+    bench.wait(11.0)
     ask(bench, **keys)
     assert (error_of(bench)["code"], error_of(bench)["param"]) == (code, param)
     assert bench.starts(1) == []
