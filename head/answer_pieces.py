@@ -7,26 +7,28 @@ that continues at any cursor, at any time and after any restart, gets the same b
 from __future__ import annotations
 
 import hashlib
-import json
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack
 
+from bus.errors import Internal
 from bus.messages.text import Described
+from bus.printable import printable
 from bus.text.detokenizer import Detokenizer
 from bus.text.stops import StopMatcher
-from head.text.channels import FORMATS, ChannelSplitter, Pieces, ToolCall
+from head.text.channels import FORMATS, ChannelSplitter, Pieces
 
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 #: Ids of calls are this many letters and digits: what the strictest templates take.
 CALL_ID_LENGTH = 9
 #: Lists of tools, each of at most a megabyte, that answers have in common.
 SHARED_TOOLS = 32
-_HALF_CHARACTERS = re.compile("[\ud800-\udfff]")
-_ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _CALL_ID_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -87,6 +89,9 @@ def shared_tools(packed: bytes) -> tuple[Mapping[str, Any], ...]:
 class AnswerPieces:
     """The pieces of one answer as its tokens come, cut at its first stop. Used by one thread.
 
+    A fault in the reading of a format, which any text of a model may find, is `Internal`: it is
+    this answer's alone, and stays, since what was read is lost with it.
+
     Args:
         known: the tokenizer.
         channels: how the answer is to be read.
@@ -96,6 +101,8 @@ class AnswerPieces:
 
     __slots__ = (
         "_detokenizer",
+        "_form",
+        "_is_broken",
         "_matcher",
         "_min_tokens",
         "_one_call",
@@ -109,6 +116,8 @@ class AnswerPieces:
         self, known: Described, channels: Channels, name: str, min_tokens: int = 0
     ) -> None:
         form = FORMATS[channels.form]
+        self._form = form.name
+        self._is_broken = False
         markers = frozenset(form.markers)
         #: Control tokens that the format has to see.
         self._shown = {
@@ -117,12 +126,14 @@ class AnswerPieces:
             if text in markers
         }
         self._detokenizer = Detokenizer(known.vocabulary, known.special)
-        self._splitter = ChannelSplitter(
-            form,
-            channels.tools,
-            call_id=lambda index: call_id(name, index),
-            opened=channels.opened,
-            parallel=channels.parallel,
+        self._splitter = self._sure(
+            lambda: ChannelSplitter(
+                form,
+                channels.tools,
+                call_id=lambda index: call_id(name, index),
+                opened=channels.opened,
+                parallel=channels.parallel,
+            )
         )
         self._matcher = StopMatcher(channels.stops) if channels.stops else None
         self._one_call = not channels.parallel and bool(channels.tools)
@@ -137,7 +148,14 @@ class AnswerPieces:
         return self._matcher.stop if self._matcher is not None else ""
 
     def push(self, ids: Sequence[int]) -> Pieces:
-        """Take the next tokens; gives what they complete and what may be shown."""
+        """Take the next tokens; gives what they complete and what may be shown.
+
+        Raises:
+            Internal: the answer can not be read.
+        """
+        return self._sure(lambda: self._push(ids))
+
+    def _push(self, ids: Sequence[int]) -> Pieces:
         free = min(max(self._min_tokens - self.tokens, 0), len(ids))
         self.tokens += len(ids)
         if self._matcher is None:
@@ -173,7 +191,13 @@ class AnswerPieces:
 
         Args:
             cut: the model was not done: a call that is open is none, and no text either.
+
+        Raises:
+            Internal: the answer can not be read.
         """
+        return self._sure(lambda: self._finish(cut=cut))
+
+    def _finish(self, *, cut: bool) -> Pieces:
         if self.stop:
             return Pieces()
         last = self._splitter.finish(cut=cut)
@@ -181,6 +205,25 @@ class AnswerPieces:
             return self._count(last)
         text = self._matcher.push(last.text)[0] + self._matcher.finish()
         return self._count(Pieces(text, last.reasoning, last.calls))
+
+    def _sure(self, step: Callable[[], T]) -> T:
+        """What a step of the reading gives."""
+        if not self._is_broken:
+            try:
+                return step()
+            except Exception as error:
+                self._is_broken = True
+                fault = f"{type(error).__name__}: {error!s:.100}"
+                log.exception("an answer in the format %s can not be read", self._form)
+                raise self._unreadable(fault) from error
+        raise self._unreadable("it failed before")
+
+    def _unreadable(self, fault: str) -> Internal:
+        return Internal(
+            f"the answer can not be read in the format {self._form} ({printable(fault)}), which is "
+            "a fault of superfluid: its tokens are kept; report it, and ask again with channels "
+            "plain"
+        )
 
     def _text(self, ids: Sequence[int]) -> str:
         """The text that tokens complete, with the control texts of the format in it."""
@@ -195,19 +238,11 @@ class AnswerPieces:
         return "".join(parts)
 
     def _count(self, pieces: Pieces) -> Pieces:
-        if not pieces.calls:
-            return pieces
+        for call in pieces.calls:
+            # What could not be sent fails here, where it is this reader's fault alone.
+            call.arguments.encode()
         self.calls += len(pieces.calls)
-        return replace(pieces, calls=tuple(map(_in_unicode, pieces.calls)))
-
-
-def _in_unicode(call: ToolCall) -> ToolCall:
-    """A call without half characters, which JSON can escape and no text can hold (U+FFFD)."""
-    text = call.arguments
-    if _ESCAPED_HALF.search(text):
-        whole = json.dumps(json.loads(text), ensure_ascii=False)
-        text = whole if _HALF_CHARACTERS.search(whole) else text
-    return replace(call, arguments=_HALF_CHARACTERS.sub("\ufffd", text))
+        return pieces
 
 
 def call_id(name: str, index: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bus.errors import Internal
 from bus.ids import PackedIds, count_ids, unpack_ids
 from bus.text.stops import AnswerText
 from head.answer_pieces import AnswerPieces
@@ -33,12 +34,16 @@ def until_stop(answer: Answer, ids: PackedIds, texts: TextDesk) -> tuple[int, bo
     They are when they complete a stop string, or the only call that the answer may have.
 
     The node looks for stops too, to end in time; what the caller sees is what is found here. While
-    the head does not know the model's tokenizer, all tokens belong to the answer.
+    the head does not know the model's tokenizer, or can not read the answer, all tokens belong to
+    it.
     """
     if not answer.is_read or not texts.vocabulary_size(answer.model, answer.tokenizer_digest):
         return count_ids(ids), False
-    reader = _caught_up(answer, texts)
-    kept = 0 if reader.over else reader.until_stop(unpack_ids(ids))
+    try:
+        reader = _caught_up(answer, texts)
+        kept = 0 if reader.over else reader.until_stop(unpack_ids(ids))
+    except Internal:
+        return count_ids(ids), False
     answer.stop = reader.stop
     return kept, reader.over
 
@@ -52,24 +57,30 @@ def model_ended(answer: Answer, texts: TextDesk) -> str:
         return "stop"
     if not texts.vocabulary_size(answer.model, answer.tokenizer_digest):
         return "stop"
-    reader = _caught_up(answer, texts)
-    if isinstance(reader, AnswerPieces):
+    try:
+        reader = _caught_up(answer, texts)
+        if not isinstance(reader, AnswerPieces):
+            return "stop"
         reader.finish(cut=False)
-        answer.stop = reader.stop
-        return "tool_calls" if reader.calls and not reader.stop else "stop"
-    return "stop"
+    except Internal:
+        return "stop"
+    answer.stop = reader.stop
+    return "tool_calls" if reader.calls and not reader.stop else "stop"
 
 
 def names_of_calls(answer: Answer, texts: TextDesk) -> dict[str, str]:
-    """What the calls of an answer call, by their ids; nothing while its tokenizer is not known."""
+    """What the calls of an answer call, by their ids; nothing when that is not known."""
     if answer.channels is None or not answer.channels.tools:
         return {}
     if not texts.vocabulary_size(answer.model, answer.tokenizer_digest):
         return {}
-    reader = answer_reader(answer, texts)
-    if not isinstance(reader, AnswerPieces):
+    try:
+        reader = answer_reader(answer, texts)
+        if not isinstance(reader, AnswerPieces):
+            return {}
+        calls = (*reader.push(answer.tokens).calls, *reader.finish(cut=answer.is_cut).calls)
+    except Internal:
         return {}
-    calls = (*reader.push(answer.tokens).calls, *reader.finish(cut=answer.is_cut).calls)
     return {call.id: call.name for call in calls}
 
 

@@ -7,7 +7,13 @@ import re
 from collections.abc import Mapping
 
 from head.text.channel_grammar import CallGrammar, Turn, marks_of
-from head.text.channel_json import NotJson, json_string, json_value, parse_json
+from head.text.channel_json import (
+    NotJson,
+    json_string,
+    json_value,
+    parse_json,
+    whole_characters,
+)
 from head.text.channel_reader import Malformed, Reader, Steps
 
 _NAMES = ("name", "tool_name")
@@ -36,12 +42,13 @@ def object_text(text: str) -> str:
     for what is in it.
 
     Raises:
-        Malformed: it is no object, or has a key twice.
+        Malformed: it is no object, has a key twice, or a number that is too long.
     """
     try:
+        text = whole_characters(text)
         value = parse_json(text)
         if isinstance(value, str) and value.strip():
-            text = value.strip()
+            text = whole_characters(value.strip())
             value = parse_json(text)
     except NotJson:
         raise Malformed from None

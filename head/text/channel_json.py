@@ -18,6 +18,13 @@ _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _WORD = re.compile(r"[-+.0-9A-Za-z]*")
 _SCALAR = re.compile(r"(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)")
 _HEX = "0123456789abcdefABCDEF"
+_HALVES = re.compile("[\ud800-\udfff]")
+#: What JSON escapes as halves of a pair of UTF-16, both or one alone, behind escaped backslashes.
+_HALF_ESCAPES = re.compile(
+    r"(?<!\\)((?:\\\\)*)"
+    r"(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
+_PAIR_LENGTH = 12
 _ENDS = {"{": "}", "[": "]"}
 
 
@@ -122,6 +129,23 @@ def is_scalar(text: str) -> bool:
     return len(text) <= MAX_DIGITS and _SCALAR.fullmatch(text) is not None
 
 
+def whole_characters(text: str) -> str:
+    """JSON with U+FFFD for each half of a character, which no text can hold; the rest stays.
+
+    Keys that differ in such halves alone become equal: parse what this gives, not what it got.
+
+    Args:
+        text: JSON, whose strings may have halves as they are or escaped.
+    """
+    if _HALF_ESCAPES.search(text):
+        text = _HALF_ESCAPES.sub(_whole, text)
+    return _HALVES.sub("\ufffd", text)
+
+
+def _whole(found: re.Match[str]) -> str:
+    return found[0] if len(found[2]) == _PAIR_LENGTH else found[1] + "\ufffd"
+
+
 class NotJson(ValueError):
     """A text is no JSON value, or one that readers take in different ways."""
 
@@ -130,7 +154,8 @@ def parse_json(text: str) -> Any:
     """The value of a whole text; numbers stay text in a `Number`.
 
     Raises:
-        NotJson: it is none, is nested too deep, or an object of it has a key twice.
+        NotJson: it is none, is nested too deep, a number has more than `MAX_DIGITS`, or an object
+            has a key twice.
     """
     if _deepest(text) > MAX_DEPTH:
         raise NotJson("nested too deep")
@@ -138,8 +163,8 @@ def parse_json(text: str) -> Any:
         return json.loads(
             text,
             object_pairs_hook=_unique,
-            parse_int=Number,
-            parse_float=Number,
+            parse_int=_number,
+            parse_float=_number,
             parse_constant=_no_constant,
         )
     except (ValueError, RecursionError) as error:
@@ -150,6 +175,12 @@ class Number(str):
     """A JSON number, as it was written."""
 
     __slots__ = ()
+
+
+def _number(text: str) -> Number:
+    if len(text) > MAX_DIGITS:
+        raise NotJson("a number has too many digits")
+    return Number(text)
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

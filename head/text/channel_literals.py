@@ -8,7 +8,7 @@ import re
 
 from head.text.channel_calls import bare_calls, expect
 from head.text.channel_grammar import Turn, marks_of
-from head.text.channel_json import MAX_DEPTH, is_scalar
+from head.text.channel_json import MAX_DEPTH, is_scalar, whole_characters
 from head.text.channel_reader import Malformed, Reader, Steps
 from head.text.channel_values import Arguments
 
@@ -224,4 +224,4 @@ def _python_text(reader: Reader) -> Steps[str]:
         value = ast.literal_eval("".join(parts))
     except (ValueError, SyntaxError):
         raise Malformed from None
-    return json.dumps(value, ensure_ascii=False)
+    return whole_characters(json.dumps(value, ensure_ascii=False))

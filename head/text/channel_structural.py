@@ -83,6 +83,8 @@ def _bare_value(schema: Any) -> str | None:
         return f"({' | '.join(texts)}) {_CLOSE}"
     parts = schema.get("anyOf", [schema] if isinstance(named, str) else None)
     if isinstance(named, list) and "anyOf" not in schema:
+        if len(named) > len(_TYPES) + 1:
+            return None
         parts = [{**schema, "type": name} for name in named]
     if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
         return None

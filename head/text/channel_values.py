@@ -6,14 +6,17 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from head.text.channel_json import NotJson, Number, is_scalar, parse_json
+from head.text.channel_json import NotJson, is_scalar, parse_json, whole_characters
 
 _ALL = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 _UNIONS = ("anyOf", "oneOf", "allOf")
-_MAX_STEPS = 256
+#: Schemas, choices and steps of references that one argument's type is looked for in.
+MAX_LOOKED_AT = 1024
+#: The type of an argument whose schema says it at greater length: text stays as it was written.
+_UNKNOWN = frozenset({"string"})
 
 
-def typed(text: str, schema: Any, root: Mapping[str, Any]) -> str:
+def typed(text: str, allowed: frozenset[str]) -> str:
     """The JSON of an argument that was written as bare text.
 
     Of the types that the schema allows the first that fits it counts, string last: `5` is a number
@@ -22,10 +25,8 @@ def typed(text: str, schema: Any, root: Mapping[str, Any]) -> str:
 
     Args:
         text: as the model wrote it.
-        schema: of this argument.
-        root: the tool's whole schema, where `$ref` points into.
+        allowed: types of this argument, from `types_of`.
     """
-    allowed = types_of(schema, root)
     bare = text.strip()
     if allowed != {"string"}:
         made = _not_string(bare, allowed)
@@ -45,6 +46,7 @@ def _not_string(text: str, allowed: frozenset[str]) -> str | None:
         if "number" in allowed or whole or "string" not in allowed:
             return text
     if text[:1] in ("{", "[") and allowed & {"object", "array"}:
+        text = whole_characters(text)
         try:
             value = parse_json(text)
         except NotJson:
@@ -55,42 +57,90 @@ def _not_string(text: str, allowed: frozenset[str]) -> str | None:
 
 
 def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
-    """The types of the values that a schema allows; all when it does not say."""
+    """The types of the values that a schema allows; all when it does not say.
+
+    Only text when it takes more than `MAX_LOOKED_AT` to find out.
+
+    Args:
+        schema: of an argument.
+        root: the tool's whole schema, where `$ref` points into.
+    """
     found: set[str] = set()
-    for part in _parts(schema, root):
-        named = part.get("type")
-        if isinstance(named, str):
-            found.add(named)
-        elif isinstance(named, list):
-            found.update(name for name in named if isinstance(name, str))
-        elif isinstance(part.get("enum"), list):
-            found.update(map(_type, part["enum"]))
-        elif "const" in part:
-            found.add(_type(part["const"]))
-        elif isinstance(part.get("properties"), Mapping):
-            found.add("object")
-        elif not any(isinstance(part.get(key), list) for key in _UNIONS) and "$ref" not in part:
-            return _ALL
-        if part.get("nullable") is True:
-            found.add("null")
+    budget = _Budget()
+    try:
+        for part in _parts(schema, root, budget):
+            named = _named_types(part, budget)
+            if named is None:
+                return _ALL
+            found |= named
+    except _TooMuch:
+        return _UNKNOWN
     return frozenset(found & _ALL) or _ALL
 
 
-def _parts(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """A schema and those that it is put together of."""
+def _named_types(part: Mapping[str, Any], budget: _Budget) -> set[str] | None:
+    """The types that one schema names itself; None when it allows all."""
+    named, choices = part.get("type"), part.get("enum")
+    found = {"null"} if part.get("nullable") is True else set()
+    if isinstance(named, str):
+        return found | {named}
+    if isinstance(named, list):
+        budget.spend(len(named))
+        return found | {name for name in named if isinstance(name, str)}
+    if isinstance(choices, list):
+        budget.spend(len(choices))
+        return found | set(map(_type, choices))
+    if "const" in part:
+        return found | {_type(part["const"])}
+    if isinstance(part.get("properties"), Mapping):
+        return found | {"object"}
+    unions = any(isinstance(part.get(key), list) for key in _UNIONS)
+    return found if unions or "$ref" in part else None
+
+
+def _parts(schema: Any, root: Mapping[str, Any], budget: _Budget) -> Iterator[Mapping[str, Any]]:
+    """A schema and those that it is put together of, each once."""
     waiting = [schema]
-    for _ in range(_MAX_STEPS):
-        if not waiting:
-            return
+    followed: set[str] = set()
+    while waiting:
+        budget.spend(1)
         part = waiting.pop()
         if not isinstance(part, Mapping):
             continue
         yield part
         for key in _UNIONS:
-            if isinstance(part.get(key), list):
-                waiting += part[key]
-        if isinstance(part.get("$ref"), str):
-            waiting.append(_target(part["$ref"], root))
+            union = part.get(key)
+            if isinstance(union, list):
+                budget.spend(len(union))
+                waiting += union
+        reference = part.get("$ref")
+        if isinstance(reference, str) and reference not in followed:
+            followed.add(reference)
+            budget.spend(reference.count("/") + len(reference) // 100)
+            waiting.append(_target(reference, root))
+
+
+class _TooMuch(Exception):
+    """There is more to look at than a type is worth."""
+
+
+class _Budget:
+    """How much may be looked at still."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = MAX_LOOKED_AT
+
+    def spend(self, count: int) -> None:
+        """Take so much of it.
+
+        Raises:
+            _TooMuch: there is not so much left.
+        """
+        self._left -= count
+        if self._left < 0:
+            raise _TooMuch
 
 
 def _target(reference: str, root: Mapping[str, Any]) -> Any:
@@ -109,7 +159,7 @@ def _type(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return "boolean"
-    if isinstance(value, (int, float, Number)):
+    if isinstance(value, (int, float)):
         return "number"
     if isinstance(value, str):
         return "string"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from head.text.channel_calls import expect, object_text
 from head.text.channel_grammar import Turn, marks_of
-from head.text.channel_json import NotJson, json_value, parse_json
+from head.text.channel_json import NotJson, json_value, parse_json, whole_characters
 from head.text.channel_reader import Ended, Malformed, Steps
 from head.text.channel_values import Arguments, typed
 
@@ -23,8 +23,7 @@ def add_typed(turn: Turn, arguments: Arguments, name: str, key: str, text: str) 
     Raises:
         Malformed: the call has it already.
     """
-    schema = turn.tools.argument_schema(name, key)
-    if not arguments.add(key, typed(text, schema, turn.tools.schema(name))):
+    if not arguments.add(key, typed(text, turn.tools.argument_types(name, key))):
         raise Malformed
 
 
@@ -202,6 +201,7 @@ def as_json(value: str) -> str:
     Raises:
         Malformed: it is none.
     """
+    value = whole_characters(value)
     try:
         parse_json(value)
     except NotJson:

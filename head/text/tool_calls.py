@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from head.text.channel_values import types_of
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
@@ -31,10 +33,12 @@ class Tools:
         tools: maps with `name` and `parameters`, or with those under `function`.
     """
 
-    __slots__ = ("_schemas",)
+    __slots__ = ("_schemas", "_types")
 
     def __init__(self, tools: Iterable[Mapping[str, Any]]) -> None:
         self._schemas: dict[str, Mapping[str, Any]] = {}
+        #: What was found of arguments, by tool and argument.
+        self._types: dict[tuple[str, str], frozenset[str]] = {}
         for tool in tools:
             inner = tool.get("function", tool)
             if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
@@ -56,7 +60,14 @@ class Tools:
         """The schema of a tool's arguments; empty when it has none."""
         return self._schemas.get(name, {})
 
-    def argument_schema(self, name: str, argument: str) -> Any:
-        """What a tool's schema says of one argument; an empty map when it says nothing."""
-        properties = self.schema(name).get("properties")
-        return properties.get(argument, {}) if isinstance(properties, Mapping) else {}
+    def argument_types(self, name: str, argument: str) -> frozenset[str]:
+        """The types that a tool's schema allows one argument."""
+        found = self._types.get((name, argument))
+        if found is None:
+            schema = self.schema(name)
+            properties = schema.get("properties")
+            if not isinstance(properties, Mapping) or argument not in properties:
+                return types_of({}, schema)
+            found = types_of(properties[argument], schema)
+            self._types[name, argument] = found
+        return found

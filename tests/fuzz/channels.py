@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from head.text.channel_values import typed
+from head.text.channel_values import typed, types_of
 from head.text.channels import FORMATS, ChannelSplitter, Pieces, choose_format
 from tests.fuzz.decoders import Case, Wrong
 from tests.fuzz.generate import junk
@@ -66,7 +66,7 @@ def channels_case(rng: random.Random) -> None:
 def schema_case(rng: random.Random) -> None:
     """An argument typed by a schema that may be anything, and a format of any template."""
     text = some_text(rng)
-    json.loads(typed(text, junk(rng), {"$defs": junk(rng)}))
+    json.loads(typed(text, types_of(junk(rng), {"$defs": junk(rng)})))
     choose_format(any_answer(rng, "hermes") if rng.random() < 0.9 else None, (text,))
 
 

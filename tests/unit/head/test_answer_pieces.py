@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from itertools import pairwise
@@ -204,7 +205,7 @@ def test_t1_a_character_cut_by_the_end_is_dropped_in_every_channel() -> None:
 
 def test_half_characters_in_arguments_are_replaced() -> None:
     escaped = '{"a": "x\\ud800\\ud83d\\ude00"}'
-    whole = '{"a": "x\ufffd\U0001f600"}'
+    whole = '{"a": "x\ufffd\\ud83d\\ude00"}'
     assert _argument("hermes", f'<tool_call>{{"name": "f", "arguments": {escaped}}}') == whole
     assert _argument("llama4", r'<|python_start|>[f(a="x\ud800")]') == '{"a": "x\ufffd"}'
     # What is whole stays as the model wrote it.
@@ -212,13 +213,57 @@ def test_half_characters_in_arguments_are_replaced() -> None:
     assert _argument("hermes", f'<tool_call>{{"name": "f", "arguments": {pair}}}') == pair
 
 
+#: Arguments with a half character, and as they are told: the rest is what the model wrote.
+ODD = {
+    '{"y": "\\ud800", "x": 1e999,"z" :1.00000000000000000000001}': '{"y": "\ufffd", "x": 1e999,'
+    '"z" :1.00000000000000000000001}',
+    r'{"y": "\\ud800\ud83d\udc00\uDFFF\\\udc00\n\ud83d\ud83d\ude00"}': r'{"y": "\\ud800\ud83d\udc00'
+    "\ufffd\\\\\ufffd\\n\ufffd"
+    r'\ud83d\ude00"}',
+}
+
+
+@pytest.mark.parametrize("wrote", ODD)
+def test_arguments_stay_the_letters_that_the_model_wrote(wrote: str) -> None:
+    json.loads(ODD[wrote])
+    for arguments in (wrote, json.dumps(wrote)):
+        said = f'<tool_call>{{"name": "f", "arguments": {arguments}}}'
+        assert _argument("hermes", said) == ODD[wrote]
+    parameter = f"<function=f><parameter=b>{wrote}</parameter></function>"
+    assert _argument("qwen3-coder", parameter) == f'{{"b": {ODD[wrote]}}}'
+    invoke = f'<invoke name="f"><parameter name="b">{wrote}</parameter></invoke>'
+    assert _argument("minimax", f"<minimax:tool_call>{invoke}") == f'{{"b": {ODD[wrote]}}}'
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"y": "\\ud800", "x": %s}' % ("1" * 5000),
+        '{"y": "\\\\ud800", "x": [-%s]}' % ("1" * 5000),
+        '{"x": 1.%s}' % ("1" * 5000),
+        # Two keys that no reader could tell from one another.
+        '{"\\ud800": 1, "\\ud801": 2}',
+        '{"x": {"\ufffd": 1, "\\ud801": 2}}',
+    ],
+)  # fmt: skip
+def test_what_no_reader_could_take_is_text(arguments: str) -> None:
+    for wrote in (arguments, json.dumps(arguments)):
+        said = f'<tool_call>{{"name": "f", "arguments": {wrote}}}</tool_call>'
+        told = _told("hermes", said)
+        assert (told.text, told.calls) == (said, ())
+
+
 def _argument(form: str, said: str) -> str:
     """The arguments of the one call in an answer."""
+    end = {"hermes": "</tool_call>", "llama4": "<|python_end|>", "minimax": "</minimax:tool_call>"}
+    (call,) = _told(form, said + end.get(form, "")).calls
+    return call.arguments
+
+
+def _told(form: str, said: str) -> Pieces:
     model = Model(form, random.Random(1))
     reader = model.reader(Channels(form=form, tools=TOOLS))
-    end = {"hermes": "</tool_call>", "llama4": "<|python_end|>"}[form]
-    (call,) = joined([reader.push(model.ids(said + end)), reader.finish(cut=False)]).calls
-    return call.arguments
+    return joined([reader.push(model.ids(said)), reader.finish(cut=False)])
 
 
 def test_the_first_tokens_of_min_tokens_are_no_stop() -> None:

@@ -374,3 +374,57 @@ def test_a_format_that_is_none_is_refused() -> None:
     with pytest.raises(Invalid, match="there is no format 'no'") as caught:
         choose_format("", (), "no")
     assert caught.value.param == "channels"
+
+
+def of_a(parameters: dict[str, Any], text: str) -> str:
+    """The arguments of a call whose one argument is bare text."""
+    tools = [{"name": "get", "parameters": parameters}]
+    splitter = ChannelSplitter(FORMATS["qwen3-coder"], tools, call_id=str)
+    said = f"<function=get><parameter=a>{text}</parameter></function>"
+    (call,) = splitter.push(said).calls
+    return call.arguments
+
+
+def choices(count: int) -> list[Any]:
+    return [{"const": number} for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "made"),
+    [
+        ({"properties": {"a": {"anyOf": choices(500)}}}, '{"a": 1}'),
+        ({"properties": {"a": {"enum": list(range(1000))}}}, '{"a": 1}'),
+        # More than a type is worth: what was written stays text.
+        ({"properties": {"a": {"anyOf": choices(2000)}}}, '{"a": "1"}'),
+        ({"properties": {"a": {"enum": list(range(2000))}}}, '{"a": "1"}'),
+        ({"properties": {"a": {"type": ["integer"] * 2000}}}, '{"a": "1"}'),
+        ({"properties": {"a": {"$ref": "#/" * 2000}}}, '{"a": "1"}'),
+        # What leads round in a circle says nothing.
+        ({"properties": {"a": {"$ref": "#/properties/a"}}}, '{"a": 1}'),
+        ({"properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}] * 40}}}, '{"a": 1}'),
+    ],
+)
+def test_a_type_is_looked_for_in_so_many_places(parameters: dict[str, Any], made: str) -> None:
+    assert of_a(parameters, "1") == made
+
+
+def test_a_type_costs_no_more_than_its_places() -> None:
+    """A union that holds itself, of a million: it is not gone through, and nothing is copied."""
+    looked_at = 0
+
+    class Union(list[Any]):
+        def __iter__(self) -> Any:
+            nonlocal looked_at
+            for part in super().__iter__():
+                looked_at += 1
+                yield part
+
+    bomb = {"anyOf": Union([0] * 999_999 + [{"$ref": "#"}]), "properties": {"a": {"$ref": "#"}}}
+    assert of_a(bomb, "1") == '{"a": "1"}'
+    assert looked_at == 0
+
+
+def test_a_constraint_of_a_million_types_is_none() -> None:
+    part = {"type": ["integer"] * 1_000_000}
+    tools = [{"name": "get", "parameters": {"properties": {"a": part}}}]
+    assert FORMATS["qwen3-coder"].structural(tools, "required", True) is None
