@@ -50,8 +50,11 @@ class Job:
     #: Nodes that are left alone for a moment, and how often each was.
     resting: dict[NodeIdentity, str] = field(default_factory=dict)
     rests: Counter[NodeIdentity] = field(default_factory=Counter)
-    #: Nodes that can not do it.
+    #: Nodes that can not do it, and those of them that were full all the time.
     tried: dict[NodeIdentity, str] = field(default_factory=dict)
+    full: set[NodeIdentity] = field(default_factory=set)
+    #: When a node that works had no room for it, the first time.
+    refused_s: float | None = None
     #: Its owner takes no further parts now.
     held: bool = False
     wall_timer: int | None = None

@@ -12,6 +12,7 @@ from bus.errors import (
     NodeLost,
     NoHead,
     NoNode,
+    QueueFull,
     StartError,
     SuperfluidError,
     UnsupportedOnFleet,
@@ -20,23 +21,29 @@ from bus.errors import (
 from bus.ids import NodeIdentity
 from bus.messages.link_jobs import JobEnd
 from head.fleet import Fleet
-from head.job_kinds import JobSpec, lacking, wrong_kind
+from head.job_kinds import lacking, wrong_kind
+from head.job_records import Job
 
 
-def no_place(
-    fleet: Fleet, spec: JobSpec, objections: Mapping[NodeIdentity, str], failure: str
-) -> SuperfluidError:
+def no_place(fleet: Fleet, job: Job, objections: Mapping[NodeIdentity, str]) -> SuperfluidError:
     """The error of a job that no node can do.
 
     Args:
         objections: the reason of each node.
-        failure: how it was lost before, if it was.
     """
+    spec = job.spec
     said = "; ".join(f"{node}: {why}" for node, why in sorted(objections.items()))
     details = {"nodes": dict(objections)}
-    if failure:
+    if job.failure:
         return NodeLost(
-            f"{failure}, and no node could take it over ({said or 'there is none'}); ask again",
+            f"{job.failure}, and no node could take it over ({said or 'there is none'}); ask again",
+            details=details,
+        )
+    if job.full:
+        return QueueFull(
+            f"the nodes that could do this for {spec.model} have no room ({said}); try again in a "
+            "second, or add a node",
+            retry_after_ms=1000,
             details=details,
         )
     serving = [node for node in fleet.nodes if node.view(spec.model).serving is not None]

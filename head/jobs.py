@@ -45,6 +45,7 @@ from head.fleet_node import Node
 from head.job_kinds import JobDone, JobSpec, objection
 from head.job_records import Job, OnEnd, OnPart, Try
 from head.job_refusals import error_of, no_place
+from head.job_room import JobRoom
 from head.outbox import Outbox
 from head.waiting import MAX_RESTS, RECHECK_S, REST_S, WaitingPolicy
 
@@ -52,14 +53,14 @@ __all__ = ["JobDesk", "JobDone", "JobSpec"]
 
 #: How often a job is begun before it counts as lost.
 MAX_STARTS = 3
-#: Jobs of one model that a node has at once.
-MAX_IN_FLIGHT = 4
 #: Bytes of bodies of all jobs.
 MAX_BODIES_BYTES = 128 * 1024 * 1024
 #: Jobs that are looked at behind ones that no node takes now.
 LOOK_AHEAD = 64
 #: A node can not now, and may a moment later.
 PASSING_CODES = frozenset({MODEL_NOT_READY, MODEL_NOT_SERVED, WORKER_BEHIND, QueueFull.code})
+#: Those of a node that is full: while it works, it will have room.
+FULL_CODES = frozenset({WORKER_BEHIND, QueueFull.code})
 
 
 class JobDesk:
@@ -94,6 +95,7 @@ class JobDesk:
         self._blobs = blobs
         self._timers = timers
         self._next_number = next_number
+        self._room = JobRoom(fleet, timers, self.schedule)
         self._last_job = 0
         self._jobs: dict[int, Job] = {}
         self._by_try: dict[GenerationId, Job] = {}
@@ -229,7 +231,7 @@ class JobDesk:
             self._fleet.worker_lost(name, job.spec.model, _worker_of(on), now)
             self._lose(job, f"the worker of {job.spec.model} on {name} died ({why})", now)
         elif end.code in PASSING_CODES:
-            self._rest(job, on.node, why, now)
+            self._rest(job, on.node, end.code, why, now)
         elif end.code == UNKNOWN_KIND:
             self._leave(job, on.node, why, now)
         elif end.code == BlobMissing.code:
@@ -261,11 +263,17 @@ class JobDesk:
         else:
             self._wait_again(job, now)
 
-    def _rest(self, job: Job, node: Node, why: str, now: float) -> None:
+    def _rest(self, job: Job, node: Node, code: str, why: str, now: float) -> None:
         """Leave a node alone for a moment that could not take the job now."""
         identity = node.identity
+        self._take_off(job, now, makes_room=False)
+        if code in FULL_CODES and self._room.refused(node, job, now):
+            self._wait_again(job, now)
+            return
         job.rests[identity] += 1
         if job.rests[identity] > MAX_RESTS:
+            if code in FULL_CODES:
+                job.full.add(identity)
             self._leave(job, node, why, now)
             return
 
@@ -287,11 +295,13 @@ class JobDesk:
         self._lines[job.spec.model].put_back(job.spec.client, job.number)
         self.schedule(job.spec.model, now)
 
-    def _take_off(self, job: Job, now: float) -> None:
+    def _take_off(self, job: Job, now: float, *, makes_room: bool = True) -> None:
         on, job.on = job.on, None
         if on is not None:
             del self._by_try[on.number]
             on.node.jobs[job.spec.model] -= 1
+            if makes_room:
+                self._room.ended(on.node, job.spec.model)
             self._blobs.drop(on.link, on.number, now)
 
     # --- placing ------------------------------------------------------------------------------
@@ -304,7 +314,7 @@ class JobDesk:
     def schedule(self, model: ModelName, now: float) -> None:
         """Begin what can begin of a model's jobs, in their turn."""
         line = self._lines[model]
-        if not len(line) or self._is_full(model):
+        if not len(line) or self._room.is_none(model):
             return
         passed: list[tuple[ClientKey, int]] = []
         while len(passed) < LOOK_AHEAD and (taken := line.pop()) is not None:
@@ -317,19 +327,13 @@ class JobDesk:
             if (job := self._jobs.get(number)) is not None and job.on is None:
                 self._refuse_hopeless(job, now)
 
-    def _is_full(self, model: ModelName) -> bool:
-        """Whether some nodes serve a model, and none of them has room for a job."""
-        serving = [node for node in self._fleet.nodes if node.view(model).serving is not None]
-        return bool(serving) and all(node.jobs[model] >= MAX_IN_FLIGHT for node in serving)
-
     def _place(self, job: Job, now: float) -> bool:
         """Begin a job that is in no line, where least of its model runs; False when none can."""
         model = job.spec.model
         found: tuple[int, NodeIdentity, Node] | None = None
         for node in self._fleet.nodes:
-            load = node.jobs[model]
-            if load < MAX_IN_FLIGHT and not self._objection(job, node):
-                this = (load, node.identity, node)
+            if self._room.has(node, job) and not self._objection(job, node):
+                this = (node.jobs[model], node.identity, node)
                 found = this if found is None or this[:2] < found[:2] else found
         if found is None or found[2].link is None:
             return False
@@ -366,7 +370,7 @@ class JobDesk:
         if job.resting or not all(objections.values()):
             return
         if (until := self._waits_until(job, now)) is None:
-            self._end(job, no_place(self._fleet, job.spec, objections, job.failure), now)
+            self._end(job, no_place(self._fleet, job, objections), now)
         elif self._recheck is None:
             self._recheck = self._timers.at(min(until, now + RECHECK_S), self._look_again)
 

@@ -13,7 +13,7 @@ from bus.ids import ModelName
 from bus.messages.link_jobs import MAX_PART_BYTES
 from head.core import CorePolicy
 from head.job_kinds import JOB_KINDS, JobDone, JobKind
-from head.jobs import MAX_IN_FLIGHT
+from head.job_room import ASK_AGAIN_S, MAX_IN_FLIGHT, PASSED_S
 from head.runs import RunPolicy
 from head.waiting import WaitingPolicy
 from tests.harness.head_bench import CLIENT
@@ -225,13 +225,92 @@ def test_a_busy_node_is_asked_again_a_moment_later(bench: JobBench, code: str) -
     assert isinstance(bench.ends[job], JobDone)
 
 
-def test_a_node_that_stays_busy_is_named(bench: JobBench) -> None:
+def test_one_that_has_no_room_although_it_has_nothing_to_do_is_named(bench: JobBench) -> None:
     job = bench.submit()
     for _ in range(41):
         bench.end(1, bench.starts(1)[-1], code="queue_full", message="256 jobs")
         bench.wait(0.25)
     error = error_of(bench, job)
-    assert (error.code, error.details) == ("no_node", {"nodes": {"n1": "256 jobs"}})
+    assert (error.code, error.retry_after_ms) == ("queue_full", 1000)
+    assert error.details == {"nodes": {"n1": "256 jobs"}}
+
+
+@pytest.mark.parametrize("code", ["queue_full", "worker_behind"])
+def test_while_a_node_works_one_that_it_has_no_room_for_waits(bench: JobBench, code: str) -> None:
+    bench.submit()
+    waits = bench.submit()
+    working = bench.starts(1)[0]
+    bench.end(1, bench.starts(1)[1], code=code, message="full")
+    asked = 2
+    for _ in range(120):
+        bench.wait(1.0)
+        if len(bench.starts(1)) > asked:
+            asked += 1
+            bench.end(1, bench.starts(1)[-1], code=code, message="full")
+    # It was asked each few seconds, and never given up.
+    assert asked == 2 + 120 // ASK_AGAIN_S
+    assert waits not in bench.ends
+    bench.end(1, working)
+    bench.wait(0.0)
+    assert len(bench.starts(1)) == asked + 1
+    bench.end(1, bench.starts(1)[-1])
+    assert isinstance(bench.ends[waits], JobDone)
+
+
+def test_several_that_a_full_node_refused_are_not_sent_again_at_once(bench: JobBench) -> None:
+    jobs = [bench.submit() for _ in range(MAX_IN_FLIGHT)]
+    for start in bench.starts(1)[1:]:
+        bench.end(1, start, code="queue_full", message="full")
+    bench.wait(1.0)
+    assert len(bench.starts(1)) == MAX_IN_FLIGHT
+    bench.end(1, bench.starts(1)[0])
+    bench.wait(0.0)
+    for start in bench.starts(1)[MAX_IN_FLIGHT:]:
+        bench.end(1, start)
+    assert all(isinstance(bench.ends[job], JobDone) for job in jobs)
+
+
+def test_the_budget_ends_one_that_waits_for_a_full_node(bench: JobBench) -> None:
+    bench.submit()
+    waits = bench.submit(wall_ms=20_000)
+    for _ in range(25):
+        for start in bench.starts(1)[1:]:
+            bench.end(1, start, code="queue_full", message="full")
+        bench.wait(1.0)
+    assert error_of(bench, waits).code == "expired"
+    assert bench.desk.running == 1
+
+
+def test_one_that_a_full_node_refused_goes_to_another(bench: JobBench) -> None:
+    bench.submit()
+    bench.submit()
+    bench.encoder(2, "n2")
+    bench.end(1, bench.starts(1)[1], code="queue_full", message="full")
+    assert len(bench.starts(2)) == 1
+
+
+def test_others_go_past_one_that_was_refused_but_not_for_ever(bench: JobBench) -> None:
+    bench.submit()
+    big = bench.submit(client=b"a", body=packed(is_big=True))
+    bench.end(1, bench.starts(1)[-1], code="queue_full", message="full")
+    bench.submit(client=b"b", body=packed(n=1))
+    assert bench.starts(1)[-1].body == packed(n=1)
+    while bench.now < PASSED_S + ASK_AGAIN_S:
+        bench.wait(1.0)
+        if bench.starts(1)[-1].body == packed(is_big=True):
+            bench.end(1, bench.starts(1)[-1], code="queue_full", message="full")
+    began = len(bench.starts(1))
+    bench.submit(client=b"b", body=packed(n=2))
+    bench.submit("tokenizer", client=b"b", body=packed(n=3))
+    # Of another kind, which it does not wait for.
+    assert [start.body for start in bench.starts(1)[began:]] == [packed(n=3)]
+    bench.end(1, bench.starts(1)[0])
+    bench.wait(0.0)
+    assert [start.body for start in bench.starts(1)[began + 1 :]] == [
+        packed(is_big=True),
+        packed(n=2),
+    ]
+    assert big not in bench.ends
 
 
 def test_a_version_that_does_not_know_the_kind_is_passed_over(bench: JobBench) -> None:
