@@ -24,7 +24,8 @@ from agent.models.foreign_files import is_foreign
 from agent.models.gguf_file import all_tensors, check_types, read_parts, vocab_size
 from agent.models.gguf_header import TensorInfo, read_header
 from agent.models.safetensors_file import SafetensorsFile
-from agent.models.vocabulary_source import check_vocabulary, read_vocabulary
+from agent.models.vocabulary_check import check_vocabulary
+from agent.models.vocabulary_source import read_vocabulary
 from agent.models.whisper_config import (
     ARCHITECTURE,
     is_whisper_source,

@@ -11,12 +11,8 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, processors
 
 from agent.models.tokenizer_kinds import BUILDERS
-from agent.models.vocabulary_source import (
-    CONTROL,
-    USER_DEFINED,
-    VocabularySource,
-    check_vocabulary,
-)
+from agent.models.vocabulary_check import check_vocabulary
+from agent.models.vocabulary_source import CONTROL, USER_DEFINED, VocabularySource
 from bus.text.model_files import DEFAULT_TEMPLATE
 
 #: Control tokens that keep the white space after them where others of their vocabulary do not.

@@ -118,5 +118,5 @@ def _merges_by_score(source: VocabularySource) -> list[tuple[str, str]]:
         for cut in range(1, len(text)):
             left, right = vocab.get(text[:cut]), vocab.get(text[cut:])
             if left is not None and right is not None:
-                ranked.append((-source.scores[index], left, right, text[:cut], text[cut:]))
-    return [(left, right) for *_, left, right in sorted(ranked)]
+                ranked.append((-source.scores[index], left, right))
+    return [(source.tokens[left], source.tokens[right]) for _, left, right in sorted(ranked)]

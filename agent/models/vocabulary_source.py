@@ -1,4 +1,4 @@
-"""What the metadata of a GGUF file says of its tokenizer, read and checked.
+"""What the metadata of a GGUF file says of its tokenizer.
 
 Kinds (`tokenizer.ggml.model`): `gpt2` is byte-level BPE, and the file names how text is cut before
 merging (`pre`); `gemma4` is BPE over characters; `llama` is SentencePiece BPE, with scores instead
@@ -54,7 +54,6 @@ _FILL_TEXTS = frozenset(
         ),
     )
 )
-_KINDS = ("gpt2", "llama", "gemma4", "bert")
 #: Named ids where the file names none, by kind, as the programs that made such files had them.
 _DEFAULT_IDS: Mapping[str, Mapping[str, int]] = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
@@ -244,69 +243,6 @@ def _end_ids(
     return tuple(sorted(token for token in found if token is not None))
 
 
-def check_vocabulary(source: VocabularySource) -> None:
-    """Refuse what no tokenizer can be made of, without making one.
-
-    Raises:
-        Invalid: a kind or a cut that is not known, or ids and texts that do not fit together.
-    """
-    _check_kind(source)
-    size = len(source.tokens)
-    if len(source.kinds) != size or (source.kind == "llama" and len(source.scores) != size):
-        raise Invalid(
-            f"the tokenizer has {size} texts, {len(source.kinds)} kinds and {len(source.scores)} "
-            "scores; download the file again",
-            param="tokenizer",
-        )
-    if len(set(source.tokens)) != size:
-        raise Invalid("two tokens have one text; download the file again", param="tokenizer")
-    named = (
-        *(source.bos_id, source.eos_id, source.unknown_id, source.pad_id, source.last_id),
-        *source.eos_ids,
-    )
-    wrong = [token for token in named if token is not None and not 0 <= token < size]
-    if wrong:
-        raise Invalid(
-            f"token {wrong[0]} is named and there are {size}; download the file again",
-            param="tokenizer",
-        )
-    if source.kind == "bert":
-        _check_word_pieces(source)
-    _check_merges(source)
-
-
-def _check_kind(source: VocabularySource) -> None:
-    if source.kind not in _KINDS:
-        raise Invalid(
-            f"tokenizer kind {source.kind[:60]!r} can not be imported; {', '.join(_KINDS)} can: "
-            "choose a model with one of them",
-            param="tokenizer",
-        )
-    if source.kind != "gpt2" or source.pre in CUTS:
-        return
-    if source.pre == "default":
-        raise Invalid(
-            "the file does not say how its tokenizer cuts text (tokenizer.ggml.pre) and a guess "
-            "would give wrong ids; get a newer file of this model, which says it",
-            param="tokenizer.ggml.pre",
-        )
-    raise Invalid(
-        f"tokenizer cut {source.pre[:60]!r} is not known here and another would give wrong ids; "
-        "choose a model with one that docs/tokenizers.md lists",
-        param="tokenizer.ggml.pre",
-    )
-
-
-def _check_word_pieces(source: VocabularySource) -> None:
-    if source.unknown_id is None:
-        raise Invalid(
-            "the tokenizer names no token for what it does not know; download the file again",
-            param="tokenizer.ggml.unknown_token_id",
-        )
-    if len(set(word_pieces(source))) != len(source.tokens):
-        raise Invalid("two tokens have one text; download the file again", param="tokenizer")
-
-
 def word_pieces(source: VocabularySource) -> list[str]:
     """WordPiece tokens as they were published: `##` before what goes on with a word.
 
@@ -319,15 +255,3 @@ def _word_piece(text: str, kind: int) -> str:
     if kind in (CONTROL, USER_DEFINED) or (text.startswith("[") and text.endswith("]")):
         return text
     return text[1:] if text.startswith("\u2581") and len(text) > 1 else f"##{text}"
-
-
-def _check_merges(source: VocabularySource) -> None:
-    """Every merge is of two tokens that make a third."""
-    texts = set(source.tokens)
-    for merge in source.merges:
-        left, _, right = merge.partition(" ")
-        if not left or not right or not texts.issuperset((left, right, left + right)):
-            raise Invalid(
-                f"the merge {merge[:60]!r} is of no tokens; download the file again",
-                param="tokenizer.ggml.merges",
-            )

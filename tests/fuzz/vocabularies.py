@@ -9,11 +9,13 @@ from typing import Any
 
 from agent.models.text_cuts import CUTS
 from agent.models.tokenizer import build_tokenizer
-from agent.models.vocabulary_source import check_vocabulary, read_vocabulary
+from agent.models.vocabulary_check import check_vocabulary
+from agent.models.vocabulary_source import read_vocabulary
 from bus.errors import Invalid
 from bus.text.detokenizer import Detokenizer
 from bus.text.model_files import ModelFiles
 from bus.text.tokenizer import TextModel
+from bus.text.vocabulary import BYTE_OF_CHARACTER
 from tests.fuzz.decoders import Case
 
 _LETTERS = (
@@ -33,6 +35,11 @@ def metadata(rng: random.Random) -> dict[str, Any]:
     tokens = list(dict.fromkeys([*_LETTERS, *texts, *rng.sample(_CONTROL, 6)]))
     if rng.random() < 0.7:
         tokens = [token for token in tokens if token]
+    kind = rng.choice(
+        ("gpt2", "llama", "gemma4", "bert", *rng.choices(("t5", ""), k=rng.random() < 0.1))
+    )
+    if kind == "gpt2" and rng.random() < 0.95:
+        tokens = list(dict.fromkeys([*tokens, *BYTE_OF_CHARACTER]))
     if rng.random() < 0.5:
         tokens += _BYTES
     if rng.random() < 0.05:
@@ -45,15 +52,15 @@ def metadata(rng: random.Random) -> dict[str, Any]:
     if rng.random() < 0.2:
         kinds[rng.randrange(size)] = rng.choice((1, 2, 3, 4, 5, 6, 99))
     found: dict[str, Any] = {
-        "model": rng.choice(
-            ("gpt2", "llama", "gemma4", "bert", *rng.choices(("t5", ""), k=rng.random() < 0.1))
-        ),
+        "model": kind,
         "pre": rng.choice((*CUTS, "default", "a" * 100)),
         "tokens": tokens,
         "token_type": kinds[: size - (rng.random() < 0.03)],
         "merges": _merges(rng, tokens),
-        "scores": [rng.choice((0.0, -1.0, -rng.random(), float("nan"))) for _ in tokens],
+        "scores": [rng.choice((0.0, -rng.random(), -rng.random())) for _ in tokens],
     }
+    if rng.random() < 0.05:
+        found["scores"][rng.randrange(size)] = rng.choice((float("nan"), float("-inf")))
     names = ("bos", "eos", "eot", "unknown", "padding", "cls", "seperator")
     for name in rng.sample(names, rng.randint(0, 7)):
         wrong = rng.random() < 0.03

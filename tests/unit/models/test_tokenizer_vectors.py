@@ -21,7 +21,8 @@ from tokenizers import Tokenizer
 from agent.models.gguf_header import read_header
 from agent.models.text_cuts import CUTS
 from agent.models.tokenizer import build_tokenizer
-from agent.models.vocabulary_source import VocabularySource, check_vocabulary, read_vocabulary
+from agent.models.vocabulary_check import check_vocabulary
+from agent.models.vocabulary_source import VocabularySource, read_vocabulary
 from bus.errors import Invalid
 from bus.text.detokenizer import Detokenizer
 from bus.text.encodings import Encodings
