@@ -49,7 +49,7 @@ class TextDesk:
         self._outbox = outbox
         self._folders: dict[ModelName, str] = {}
         self._described: dict[ModelName, Described] = {}
-        #: Bytes of each model's longest token.
+        #: Most bytes of a text that one token of a model can stand for; 0 where any may.
         self._longest: dict[ModelName, int] = {}
         self._failed: dict[ModelName, DescriptionFailure] = {}
         #: What is told apart by it has changed when it has.
@@ -326,7 +326,7 @@ class TextDesk:
         return number
 
     def least_tokens(self, model: ModelName, text_bytes: int) -> int:
-        """As few tokens as a text of so many bytes can have; 0 while that is not known."""
+        """As few tokens as a text of so many bytes can have; 0 where that is not known."""
         longest = self._longest.get(model, 0)
         return -(-text_bytes // longest) if longest else 0
 
@@ -423,5 +423,5 @@ class TextDesk:
         self._described[model] = described
         self._former.pop((model, described.digest), None)
         self._stale.discard(model)
-        self._longest[model] = described.longest or max(map(len, described.vocabulary), default=0)
+        self._longest[model] = described.longest
         self._failed.pop(model, None)

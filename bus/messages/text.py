@@ -134,7 +134,7 @@ class Described:
     `special` lists ids that are control tokens, and `special_texts` how each of them is written:
     an answer's reasoning and calls may be marked by some. `bos` is None when the model has none.
     `kind` is `decoder`, or `encoder` for a model that makes vectors and no text. `longest` is the
-    length of the vocabulary's longest entry; 0 is unknown.
+    most bytes of a text that one token can stand for; 0 when there is no such number.
     """
 
     job: int

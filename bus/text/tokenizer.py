@@ -18,6 +18,7 @@ from bus.text.detokenizer import Detokenizer
 from bus.text.encodings import Encodings
 from bus.text.escaping import Escaper
 from bus.text.model_files import ModelFiles, read_model_files
+from bus.text.token_bound import longest_token
 from bus.text.token_texts import token_pattern
 from bus.text.vocabulary import strips_first_space, tokenizer_digest, vocabulary_bytes
 
@@ -72,6 +73,11 @@ class TextModel:
         return vocabulary_bytes(
             self._tokenizer.get_vocab(True), self._added, self._layout.get("decoder")
         )
+
+    @cached_property
+    def longest(self) -> int:
+        """Most bytes of a text that one token can stand for; 0 when there is no such number."""
+        return longest_token(self._layout)
 
     @cached_property
     def digest(self) -> int:

@@ -102,7 +102,7 @@ class TextJobs:
             digest=model.digest,
             has_template=model.files.has_template,
             kind=folder_kind(Path(job.folder)),
-            longest=max(map(len, model.vocabulary), default=0),
+            longest=model.longest,
         )
 
     def encode(self, job: Encode) -> Encoded:

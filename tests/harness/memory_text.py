@@ -30,6 +30,7 @@ def text_reply(job: object) -> object:
                 digest=DIGEST,
                 has_template=True,
                 kind=_KINDS.get(job.folder, "decoder"),
+                longest=1,
             )
         case text.Encode():
             return text.Encoded(job=job.job, ids=pack_ids(job.text.encode()), digest=DIGEST)
