@@ -36,6 +36,8 @@ LIMIT = 32
 #: What stays free on the disk for everything else.
 MIN_FREE_BYTES = 64 * 1024 * 1024
 _NEW = ".new-"
+#: Of kept.json, which names a model and at most seven files.
+_MAX_RECORD_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,9 @@ class KeptTokenizers(Closing):
         def check() -> None:
             found.append(_is_whole(folder, key))
             if found[0]:
-                os.utime(folder / RECORD)
+                # Which was used last is worth knowing; a folder that can only be read is used too.
+                with contextlib.suppress(OSError):
+                    os.utime(folder / RECORD)
             else:
                 _remove(folder)
 
@@ -255,25 +259,28 @@ class KeptTokenizers(Closing):
         found = list[tuple[int, TokenizerKey]]()
         for folder in self.path.iterdir():
             record = _record(folder)
-            key = None if record is None else record[0]
-            if key is None or key.folder != folder.name:
+            if record is not None:
+                found.append(((folder / RECORD).stat().st_mtime_ns, record[0]))
+                continue
+            # What stays where nothing can be removed is not used.
+            with contextlib.suppress(OSError):
                 _remove(folder)
-            else:
-                found.append(((folder / RECORD).stat().st_mtime_ns, key))
         self._keys = [key for _, key in sorted(found, key=lambda pair: pair[0])]
 
 
 def _record(folder: Path) -> tuple[TokenizerKey, dict[str, str]] | None:
-    """Of which model a folder is, and its files' hashes; None where it does not say."""
+    """Of which model a folder is, and its files' hashes; None where it does not say its own."""
     try:
-        found: Any = json.loads((folder / RECORD).read_text("utf-8"))
+        with (folder / RECORD).open("rb") as stream:
+            found: Any = json.loads(stream.read(_MAX_RECORD_BYTES))
         key = TokenizerKey(
             ModelName(str(found["model"])), int(found["digest"], 16), int(found["text_digest"], 16)
         )
         files = {str(name): str(value) for name, value in found["files"].items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        is_own = key.folder == folder.name and LIMITS.keys() >= files.keys()
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    return (key, files) if LIMITS.keys() >= files.keys() else None
+    return (key, files) if is_own else None
 
 
 def _is_whole(folder: Path, key: TokenizerKey) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import select
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -178,3 +180,61 @@ def test_what_was_wrong_after_all_is_removed(kept: Kept) -> None:
     kept.store.close()
     assert not folder.exists()
     assert os.listdir(kept.store.path) == []
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"[" * 200_000,
+        b"[" * 60_000,
+        b'{"model": "\\ud800", "digest": "7", "text_digest": "7", "files": {}}',
+        b'{"model": "toy", "digest": 7, "text_digest": "7", "files": {}}',
+        b'{"model": "toy", "digest": "7", "text_digest": "7", "files": []}',
+        b"null",
+        b"\xff\xfe",
+        b'"' + b" " * 70_000 + b'"',
+    ],
+)
+def test_a_record_of_anything_is_none(kept: Kept, record: bytes) -> None:
+    whole, folder = kept.keep(key("other")), kept.keep(key())
+    kept.store.close()
+    (folder / "kept.json").write_bytes(record)
+    after = Kept(kept.store.path)
+    assert after.store.kept() == (key("other"),)
+    assert not folder.exists()
+    assert after.find(key()) is None
+    # And where it becomes so while the head runs
+    (whole / "kept.json").write_bytes(record)
+    assert after.find(key("other")) is None
+    assert not whole.exists()
+    after.store.close()
+
+
+FIND = """
+import sys
+from pathlib import Path
+from tests.unit.head.test_kept_tokenizers import Kept, key
+kept = Kept(Path(sys.argv[1]))
+print([kept.find(key()), kept.find(key("damaged")), kept.store.kept()])
+"""
+
+
+def test_what_is_whole_is_used_where_nothing_can_be_written(kept: Kept) -> None:
+    folder, damaged = kept.keep(key()), kept.keep(key("damaged"))
+    kept.store.close()
+    _cut(damaged)
+    (folder.parent / ".new-left").mkdir()
+    path = folder.parent
+    script = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && exec "$2" -c "$3" "$1"'
+    command = ["unshare", "--mount", "--map-root-user", "sh", "-c", script, "sh", str(path)]
+    if subprocess.run([*command, "true", ""], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this machine lets no one mount folders of their own")
+    done = subprocess.run(
+        [*command, sys.executable, FIND],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[3],
+    )
+    assert done.stdout == f"{[folder, None, (key(),)]}\n", done.stderr
+    assert damaged.is_dir()
