@@ -23,7 +23,7 @@ from bus.messages.text import Encoded
 from head.answer_pieces import SHARED_TOOLS, Channels
 from head.answers import Answer
 from head.text.channels import FORMATS, ChannelFormat, choose_format
-from head.tool_definitions import Tool, pack_tools, read_tools, tool_named
+from head.tool_definitions import Tool, check_size, pack_tools, read_tools, tool_named
 
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 PLAIN = FORMATS["plain"]
@@ -145,16 +145,17 @@ def _tools(given: Any) -> tuple[Tool, ...]:
     Raises:
         Invalid, TooLarge: they are none, or too many; names the place.
     """
+    check_size(given)
     try:
         packed = msgpack.packb(given)
     except (TypeError, ValueError, OverflowError):
-        return read_tools(given)
+        return read_tools(given, measured=True)
     return _read_packed(packed)
 
 
 @lru_cache(maxsize=SHARED_TOOLS)
 def _read_packed(packed: bytes) -> tuple[Tool, ...]:
-    return read_tools(msgpack.unpackb(packed, strict_map_key=False))
+    return read_tools(msgpack.unpackb(packed, strict_map_key=False), measured=True)
 
 
 def _choice(given: Any, tools: tuple[Tool, ...]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from bus.errors import Invalid
 from bus.fields import kind_of
@@ -17,6 +17,11 @@ from bus.printable import printable
 MAX_DEPTH = 64
 #: What a place is cut to in a sentence; its middle says less than its ends.
 _SHOWN_PLACE = 100
+#: What the `param` of an error has at most.
+PARAM_BYTES = 128
+_AS_THEY_ARE = frozenset({int, bool, type(None)})
+#: Where a value is: the name of all of it, or what it lies in and its key or number there.
+_Place: TypeAlias = "str | tuple[_Place, str | int]"
 
 
 def check_text(text: str, where: str) -> str:
@@ -25,15 +30,7 @@ def check_text(text: str, where: str) -> str:
     Raises:
         Invalid: it has half of a UTF-16 pair, which no tokenizer takes.
     """
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise Invalid(
-            f"{shorten(where)} has a lone surrogate at character {error.start} (half of a UTF-16 "
-            "pair); send whole characters",
-            param=where,
-        ) from None
-    return text
+    return _whole(text, where)
 
 
 def check_json(value: Any, where: str, depth: int = 0) -> Any:
@@ -46,25 +43,51 @@ def check_json(value: Any, where: str, depth: int = 0) -> Any:
     Raises:
         Invalid: naming the part that can not.
     """
-    if value is None or isinstance(value, bool | int):
+    return _checked(value, where, depth)
+
+
+def _checked(value: Any, place: _Place, depth: int) -> Any:
+    kind = type(value)
+    if kind in _AS_THEY_ARE:
         return value
-    if isinstance(value, str):
-        return check_text(value, where)
+    if kind is str:
+        return value if value.isascii() else _whole(value, place)
+    if kind is float and math.isfinite(value):
+        return value
+    if kind is dict or isinstance(value, Mapping):
+        _check_depth(place, depth)
+        depth += 1
+        return {
+            _key(key, place): item
+            if type(item) in _AS_THEY_ARE
+            else _checked(item, (place, key), depth)
+            for key, item in value.items()
+        }
+    if kind is list or isinstance(value, tuple | list):
+        _check_depth(place, depth)
+        depth += 1
+        return [
+            item if type(item) in _AS_THEY_ARE else _checked(item, (place, number), depth)
+            for number, item in enumerate(value)
+        ]
+    return _scalar(value, place)
+
+
+def _check_depth(place: _Place, depth: int) -> None:
+    if depth >= MAX_DEPTH:
+        raise _refused(place, f"lies more than {MAX_DEPTH} levels deep; send it flatter")
+
+
+def _scalar(value: Any, place: _Place) -> Any:
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise Invalid(f"{shorten(where)} is {value}; JSON has finite numbers only", param=where)
+            raise _refused(place, f"is {value}; JSON has finite numbers only")
         return value
-    if isinstance(value, list | tuple | Mapping) and depth >= MAX_DEPTH:
-        raise Invalid(
-            f"{shorten(where)} lies more than {MAX_DEPTH} levels deep; send it flatter", param=where
-        )
-    if isinstance(value, list | tuple):
-        return [check_json(item, f"{where}[{n}]", depth + 1) for n, item in enumerate(value)]
-    if isinstance(value, Mapping):
-        return {_key(key, where): _item(value[key], key, where, depth) for key in value}
-    raise Invalid(
-        f"{shorten(where)} is {kind_of(value)}; JSON has no such thing: send text", param=where
-    )
+    if isinstance(value, str):
+        return _whole(value, place)
+    if isinstance(value, int):
+        return value
+    raise _refused(place, f"is {kind_of(value)}; JSON has no such thing: send text")
 
 
 def shorten(where: str) -> str:
@@ -73,13 +96,34 @@ def shorten(where: str) -> str:
     return printable(where if len(where) <= _SHOWN_PLACE else f"{where[:half]}...{where[-half:]}")
 
 
-def _item(value: Any, key: str, where: str, depth: int) -> Any:
-    return check_json(value, f"{where}.{key}", depth + 1)
+def as_param(where: str) -> str:
+    """A place as an error's `param` has room for; keys in it may be any text, of any length."""
+    return where.encode("utf-8", "replace")[:PARAM_BYTES].decode("utf-8", "ignore")
 
 
-def _key(key: object, where: str) -> str:
+def _whole(text: str, place: _Place) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise _refused(
+            place,
+            f"has a lone surrogate at character {error.start} (half of a UTF-16 pair); send whole "
+            "characters",
+        ) from None
+    return text
+
+
+def _key(key: object, place: _Place) -> str:
     if not isinstance(key, str):
-        raise Invalid(
-            f"{shorten(where)} has {kind_of(key)} as a key; the keys of a map are text", param=where
-        )
-    return check_text(key, where)
+        raise _refused(place, f"has {kind_of(key)} as a key; the keys of a map are text")
+    return key if key.isascii() else _whole(key, place)
+
+
+def _refused(place: _Place, sentence: str) -> Invalid:
+    """What is wrong at a place; only here is a place spelled out."""
+    parts: list[str] = []
+    while not isinstance(place, str):
+        place, key = place
+        parts.append(f"[{key}]" if isinstance(key, int) else f".{key}")
+    where = "".join((place, *reversed(parts)))
+    return Invalid(f"{shorten(where)} {sentence}", param=as_param(where))

@@ -15,11 +15,15 @@ import msgpack
 from bus.errors import Invalid, TooLarge
 from bus.fields import kind_of
 from bus.messages.text import MAX_TOOLS_BYTES
-from head.json_values import check_json, check_text, shorten
+from head.json_values import as_param, check_json, check_text, shorten
 
 #: A name is written into prompts and parsed out of answers.
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MAX_TOOLS = 256
+#: Values in all of them: the head looks through them in its loop, which goes on within 20 ms.
+MAX_VALUES = 10_000
+#: What values are in.
+_HOLDERS = (dict, list, tuple)
 
 
 class Tool(TypedDict):
@@ -34,12 +38,13 @@ class Tool(TypedDict):
     parameters: dict[str, Any]
 
 
-def read_tools(tools: object, param: str = "tools") -> tuple[Tool, ...]:
+def read_tools(tools: object, param: str = "tools", *, measured: bool = False) -> tuple[Tool, ...]:
     """The tools of a request; none for None and for an empty list.
 
     Args:
         tools: as the client sent them.
         param: what the client calls them.
+        measured: `check_size` took them.
 
     Raises:
         Invalid: `param` names the place, such as `tools[1].function.name`.
@@ -51,16 +56,52 @@ def read_tools(tools: object, param: str = "tools") -> tuple[Tool, ...]:
         raise Invalid(f"{param} should be a list of functions, not {kind_of(tools)}", param=param)
     if len(tools) > MAX_TOOLS:
         raise TooLarge(f"{param} has {len(tools)} functions; at most {MAX_TOOLS}", param=param)
+    if not measured:
+        check_size(tools, param)
     found = tuple(_tool(tool, f"{param}[{place}]") for place, tool in enumerate(tools))
     _refuse_duplicates(found, param)
-    size = len(pack_tools(found))
+    _check_bytes(len(pack_tools(found)), param)
+    return found
+
+
+def check_size(tools: object, param: str = "tools") -> None:
+    """Refuse tools that are too large, whatever they are, before anything is made of them.
+
+    It takes no longer than for tools that are not.
+
+    Raises:
+        TooLarge: there are more than `MAX_VALUES` values in them, or their texts are too long.
+    """
+    values = size = 0
+    waiting = [tools]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            size += len(value if value.isascii() else value.encode("utf-8", "replace"))
+            if size > MAX_TOOLS_BYTES:
+                _check_bytes(size, param)
+        elif isinstance(value, _HOLDERS):
+            values += len(value)
+            if values > MAX_VALUES:
+                raise TooLarge(
+                    f"{param} has more than {MAX_VALUES} values; send fewer functions or shorter "
+                    "schemas",
+                    param=param,
+                )
+            waiting += value
+            if isinstance(value, dict):
+                waiting += value.values()
+        elif isinstance(value, bytes):
+            _check_bytes(size := size + len(value), param)
+
+
+def _check_bytes(size: int, param: str) -> None:
     if size > MAX_TOOLS_BYTES:
         raise TooLarge(
-            f"{param} has {size} bytes; at most {MAX_TOOLS_BYTES} are taken: send fewer functions "
-            "or shorter schemas",
+            f"{param} has {size} bytes or more; at most {MAX_TOOLS_BYTES} are taken: send fewer "
+            "functions or shorter schemas",
             param=param,
         )
-    return found
 
 
 def pack_tools(tools: Iterable[Tool]) -> bytes:
@@ -162,7 +203,7 @@ def _check_properties(schema: Mapping[str, Any], where: str) -> None:
             raise Invalid(
                 f"{shorten(f'{where}.properties.{name}')} should be a schema, a map, not "
                 f"{kind_of(inner)}",
-                param=f"{where}.properties.{name}",
+                param=as_param(f"{where}.properties.{name}"),
             )
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):

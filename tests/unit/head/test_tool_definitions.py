@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import msgpack
@@ -10,8 +11,10 @@ import pytest
 
 from bus.errors import Invalid, TooLarge
 from bus.messages.text import MAX_TOOLS_BYTES
+from head.chat_request import _tools
 from head.tool_definitions import (
     MAX_TOOLS,
+    MAX_VALUES,
     pack_tools,
     read_tools,
     tool_named,
@@ -153,6 +156,66 @@ def test_limits() -> None:
     with pytest.raises(Invalid, match="more than 64 levels deep") as deep:
         read_tools([function(parameters=nested(70))])
     assert len(deep.value.message) < 250
+
+
+def values(count: int) -> dict[str, Any]:
+    """A tool of so many values: itself is one, and has two fields, of which one is a list."""
+    return {"name": "f", "parameters": {"enum": [0] * (count - 4)}}
+
+
+def test_tools_have_so_many_values() -> None:
+    read_tools([values(MAX_VALUES)])
+    with pytest.raises(TooLarge, match="more than 10000 values") as many:
+        read_tools([values(MAX_VALUES + 1)])
+    assert many.value.param == "tools"
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"k" * 2_000_000: [0] * 1_000_000},
+        {"k" * MAX_TOOLS_BYTES: 0},
+        {"enum": ["\u5929" * (MAX_TOOLS_BYTES // 3 + 1)]},
+        {"enum": [{"a": 0}] * 8_000_000},
+    ],
+)
+def test_too_large_tools_are_refused_before_they_are_looked_into(parameters: Any) -> None:
+    """What stands before the large part would be refused by name, were it looked at."""
+    for read in (read_tools, _tools):
+        with pytest.raises(TooLarge) as large:
+            read([{"name": "a name"}, function(parameters=parameters)])
+        assert large.value.param == "tools"
+
+
+def test_places_are_spelled_out_for_errors_alone() -> None:
+    """A long key over many values is held once; an error's place is cut."""
+    wide: dict[str, Any] = {"k" * 500_000: [[[0]] for _ in range(3000)]}
+    tracemalloc.start()
+    try:
+        read_tools([function(parameters=wide)])
+        (_, most) = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 4_000_000
+    wide["k" * 500_000].append(b"")
+    with pytest.raises(Invalid) as caught:
+        read_tools([function(parameters=wide)])
+    assert caught.value.param == "tools[0].function.parameters.".ljust(128, "k")
+    assert len(caught.value.message) < 250
+
+
+@pytest.mark.parametrize(
+    ("parameters", "param"),
+    [
+        ({"\u5929" * 100: float("inf")}, "tools[0].parameters." + "\u5929" * 36),
+        ({"properties": {"k" * 1000: 5}}, "tools[0].parameters.properties.".ljust(128, "k")),
+    ],
+)
+def test_a_param_has_128_bytes(parameters: Any, param: str) -> None:
+    with pytest.raises(Invalid) as caught:
+        read_tools([{"name": "f", "parameters": parameters}])
+    assert caught.value.param == param
+    assert len(param.encode()) in range(126, 129)
 
 
 def test_a_tool_by_its_name() -> None:

@@ -125,7 +125,7 @@ for _ in range(70):
         ([said("user", mood=[{"a": b""}])], "messages[0].mood[0].a", "JSON has no such thing"),
         ([said("user", mood=float("inf"))], "messages[0].mood", "is inf"),
         ([said("user", **{"\ud800": 1})], "messages[0]", "lone surrogate"),
-        ([said("user", mood=DEEP)], "messages[0].mood" + "[0]" * 63, "64 levels deep"),
+        ([said("user", mood=DEEP)], "messages[0].mood" + "[0]" * 37 + "[", "64 levels deep"),
         ([said("user", name="")], "messages[0].name", "not empty"),
         ([said("tool", tool_call_id=7)], "messages[0].tool_call_id", "not an integer"),
         ([said("tool", tool_call_id="a" * 257)], "messages[0].tool_call_id", "not longer"),
