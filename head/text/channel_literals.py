@@ -99,8 +99,8 @@ def _gemma_text(reader: Reader) -> Steps[str]:
 
 # --- Python --------------------------------------------------------------------------------------
 
-_IDENTIFIER = re.compile(r"[^\W\d][\w.-]*|")
-_KEYWORD = re.compile(r"[^\W\d]\w*|")
+_IDENTIFIER = re.compile(r"[\w.-]*")
+_KEYWORD = re.compile(r"\w*")
 _PLAIN = {"'": re.compile(r"[^'\\\n]*"), '"': re.compile(r'[^"\\\n]*')}
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 
@@ -160,7 +160,9 @@ def _python_call(turn: Turn) -> Steps[tuple[str, str]]:
         yield from reader.skip()
         yield from expect(reader, "=")
         yield from reader.skip()
-        if not key or not arguments.add(key, (yield from _python_value(reader, 1))):
+        if not key or key[0].isdecimal():
+            raise Malformed
+        if not arguments.add(key, (yield from _python_value(reader, 1))):
             raise Malformed
         yield from reader.skip()
         if (yield from reader.one_of(marks_of(",", ")"))) == ")":

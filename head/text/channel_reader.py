@@ -213,7 +213,8 @@ class Reader:
         """Characters of one kind, as many as there are.
 
         Args:
-            pattern: matches each run of such characters, the empty one too.
+            pattern: matches each run of such characters, the empty one too, whatever is before it:
+                a piece may begin anywhere in one.
         """
         parts: list[str] = []
         while (yield from self.more()):

@@ -16,7 +16,11 @@ _NAME = re.compile(r"[\w.:/-]+")
 #: Types whose JSON is also how Qwen3-Coder writes them; text is written bare.
 _TYPES = ("integer", "number", "boolean", "null", "object", "array")
 #: Keys of a schema that ask for nothing but a type.
-_SILENT = frozenset({"type", "title", "description", "default", "examples"})
+_SILENT = frozenset({"type", "title", "description", "default", "examples", "$comment"})
+#: Keys of the schema of all arguments that are held to by writing those that it names, in order.
+_HELD = _SILENT | {"properties", "required", "additionalProperties", "strict", "$schema", "$id"}
+#: What ends a value that stands on lines of its own.
+_ENDS = ("\n</parameter>", "\n<parameter=", "\n</function>")
 _CLOSE = json.dumps("\n</parameter>")
 #: Bare text with what ends it. It has nothing else in it that would end it.
 _BARE = (
@@ -43,13 +47,16 @@ class Around:
 
 
 def function_tag(name: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The tag of one tool in Qwen3-Coder's format: its arguments in the order of the schema."""
+    """The tag of one tool in Qwen3-Coder's format: its arguments in the order of the schema.
+
+    None for a schema that asks for more than can be held to.
+    """
     properties = schema.get("properties")
     properties = properties if isinstance(properties, Mapping) else {}
     required = schema.get("required")
     needed = set(required) if isinstance(required, list) else set()
     lines, order = list[str](), list[str]()
-    if "$defs" in schema or "definitions" in schema or not needed <= set(properties):
+    if schema.keys() - _HELD or not needed <= set(properties):
         return None
     for number, (key, part) in enumerate(properties.items()):
         value = _bare_value(part)
@@ -77,7 +84,7 @@ def _bare_value(schema: Any) -> str | None:
         return None
     named, choices = schema.get("type"), schema.get("enum")
     if named == "string" and isinstance(choices, list):
-        if not choices or not all(isinstance(text, str) and text.strip() for text in choices):
+        if schema.keys() - _SILENT - {"enum"} or not choices or not all(map(_is_choice, choices)):
             return None
         texts = (json.dumps(text, ensure_ascii=False) for text in choices)
         return f"({' | '.join(texts)}) {_CLOSE}"
@@ -91,10 +98,16 @@ def _bare_value(schema: Any) -> str | None:
     types = [part.get("type") for part in parts]
     if "string" in types:
         # Any text is of one of these types, if they ask for nothing else.
-        return "bare" if not any(part.keys() - _SILENT for part in parts) else None
+        beside = schema.keys() - _SILENT - {"anyOf"} if "anyOf" in schema else ()
+        return None if beside or any(part.keys() - _SILENT for part in parts) else "bare"
     if not types or any(name not in _TYPES for name in types):
         return None
     return f"%json {json.dumps(schema, ensure_ascii=False)} {_CLOSE}"
+
+
+def _is_choice(text: Any) -> bool:
+    """Whether bare text can be held to be this, and is then taken for it."""
+    return isinstance(text, str) and bool(text.strip()) and not any(e in f"\n{text}" for e in _ENDS)
 
 
 def constraint(

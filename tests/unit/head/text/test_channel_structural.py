@@ -119,6 +119,34 @@ def test_arguments_that_bare_text_can_not_be_held_to() -> None:
         assert source(part) is None
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        {"not": {}},
+        {"minProperties": 1},
+        {"dependentRequired": {"a": ["b"]}},
+        {"patternProperties": {"a": {"maxLength": 2}}},
+        {"$defs": {}},
+        {"properties": {"a": {"anyOf": [{"type": "string"}, {"type": "null"}], "minLength": 5}}},
+        {"properties": {"a": {"type": "string", "enum": ["aa", "b"], "minLength": 2}}},
+        {"properties": {"a": {"type": "string", "enum": ["x\n</parameter>\n<parameter=z>\ny"]}}},
+        {"properties": {"a": {"type": "string", "enum": ["</parameter>"]}}},
+    ],
+)
+def test_what_bare_text_can_not_be_held_to_is_not_passed_over(more: dict[str, Any]) -> None:
+    text = {"type": "string", "description": "A text.", "enum": ["a b", "<c>"]}
+    schema: dict[str, Any] = {"properties": {"a": text, "b": {"type": "string"}}}
+    schema |= {"additionalProperties": False, "$schema": "https://json-schema.org/draft/2020-12"}
+
+    def source(parameters: dict[str, Any]) -> Any:
+        tools = [{"name": "f", "parameters": parameters}]
+        return FORMATS["qwen3-coder"].structural(tools, "required", True)
+
+    assert source(schema) is not None
+    assert source(schema | more) is None
+
+
 def test_a_tool_that_was_not_given_is_refused() -> None:
     with pytest.raises(Invalid, match="there is no tool 'no'") as caught:
         FORMATS["hermes"].structural(TOOLS, "no", True)

@@ -83,3 +83,25 @@ def test_nothing_known_is_plain() -> None:
     assert choose_format(None, ()).name == "plain"
     assert choose_format("{{ messages }}", ["<|im_end|>"]).name == "plain"
     assert choose_format("{{ messages }}", (), "think").name == "think"
+
+
+def test_names_with_digits_do_not_depend_on_the_pieces() -> None:
+    """A piece that begins with a digit goes on with a name of Python, as with all others."""
+    tools = [{"name": name} for name in ("get2", "2get", "f-3.1")]
+    for form, said in (
+        ("llama4", "[get2(a1=5), 2get(), f-3.1(x_2_3=[7])]"),
+        ("lfm2", "<|tool_call_start|>[get2(a1=5), 2get(), f-3.1(x_2_3=[7])]<|tool_call_end|>"),
+    ):
+        for step in range(1, len(said)):
+            splitter = ChannelSplitter(FORMATS[form], tools, call_id=str)
+            pieces = [splitter.push(said[at : at + step]) for at in range(0, len(said), step)]
+            pieces.append(splitter.finish(cut=False))
+            assert "".join(piece.text for piece in pieces) == ""
+            assert [(c.name, c.arguments) for piece in pieces for c in piece.calls] == [
+                ("get2", '{"a1": 5}'),
+                ("2get", "{}"),
+                ("f-3.1", '{"x_2_3": [7]}'),
+            ]
+    for step in range(1, 6):
+        for said in ("[f(2=1)]", "[f(5)]", "[12, 13]", "[f(=1)]"):
+            assert split("llama4", said, step) == (said, "", [])
