@@ -145,6 +145,7 @@ class HeadCore:
             store=tokenizers,
             timers=self._timers,
             node_wait_s=policy.runs.waiting.node_wait_s,
+            now=now,
         )
         self.models = ModelDesk(
             outbox=self.outbox,
@@ -402,7 +403,8 @@ class HeadCore:
             self.runs.made.restore_turn(answer, stored.context_tokens)
             if stored.state != FINISHED:
                 # What is still to come is looked through for stops, too.
-                self.tokenizers.begin(answer.model)
+                runs = self._policy.runs
+                self.tokenizers.expect(answer.model, now + runs.adopt_s + runs.failover_wait_s)
             if stored.state != FINISHED and self.put_back.is_of_copy(stored.answer):
                 self.book.end(answer, "error", now, lost_since())
             elif stored.state == ADMITTED:

@@ -67,7 +67,7 @@ class TextDesk:
         #: Models whose folder has what was fetched.
         self._fetched: set[ModelName] = set()
         #: Jobs that wait for a model's folder.
-        self._awaiting: dict[ModelName, list[tuple[int, MakeJob]]] = {}
+        self._awaiting: dict[ModelName, dict[int, MakeJob]] = {}
         self._pending = PendingTexts()
         #: Gives the tokenizer digest of a model that the head has no copy of; 0 for unknown.
         self.other_digest: Callable[[ModelName], int] = lambda _: 0
@@ -174,18 +174,19 @@ class TextDesk:
         """A model's tokenizer does not come: what waits for it fails."""
         if model in self._folders:
             return
-        for number, _ in self._awaiting.pop(model, []):
+        for number in self._awaiting.pop(model, {}):
             if (job := self._pending.settle(number)) is not None:
                 job.then(error, now)
         for waiter in self._waiting.pop(model, []):
             waiter(error, now)
 
-    def is_awaited(self, model: ModelName) -> bool:
-        """Whether something waits for a model's folder."""
-        return model not in self._folders and (model in self._awaiting or model in self._waiting)
+    @property
+    def awaited(self) -> set[ModelName]:
+        """Models for whose folder something waits."""
+        return {*self._awaiting, *self._waiting} - self._folders.keys()
 
     def _hand_out_awaiting(self, model: ModelName) -> None:
-        for number, make in self._awaiting.pop(model, []):
+        for number, make in self._awaiting.pop(model, {}).items():
             if (job := self._pending.get(number)) is not None:
                 self._outbox.text_job(make(number, self._folders[model]), job.client)
 
@@ -295,13 +296,18 @@ class TextDesk:
         if (folder := self._folders.get(model)) is not None:
             return self._hand_out(job, lambda number: make_job(number, folder))
         number = self._pending.add(job)
-        self._awaiting.setdefault(model, []).append((number, make_job))
+        self._awaiting.setdefault(model, {})[number] = make_job
         return number
 
     def drop(self, job: int) -> None:
         """Nobody waits for a job any more; fine when it is done."""
-        if self._pending.settle(job) is not None:
+        if (found := self._pending.settle(job)) is None:
+            return
+        awaiting = self._awaiting.get(found.model, {})
+        if awaiting.pop(job, None) is None:
             self._outbox.drop_text(job)
+        elif not awaiting:
+            del self._awaiting[found.model]
 
     def client_gone(self, client: ClientKey) -> None:
         """Drop what only this client's connection waited for."""

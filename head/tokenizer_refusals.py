@@ -74,3 +74,19 @@ def other_digest(key: TokenizerKey) -> TokenizerUnavailable:
         f"the tokenizer of {key.model} that a node gave is not the one that its status names; load "
         "the model on that node again"
     )
+
+
+def says_nothing(stall_s: float) -> TokenizerUnavailable:
+    """The error of a node that took the job, and then gave nothing of it."""
+    return TokenizerUnavailable(
+        f"it gave nothing for {stall_s:.0f} s; look at its log, and restart it when this goes on"
+    )
+
+
+def takes_long(model: ModelName) -> TokenizerUnavailable:
+    """The error of what waited as long as it may while a tokenizer was fetched."""
+    return TokenizerUnavailable(
+        f"the tokenizer of {model} is still not fetched: its node is slow, or others are before "
+        "it; it goes on: ask again, or look at the nodes with: sfctl node ls",
+        retry_after_ms=RETRY_AFTER_MS,
+    )

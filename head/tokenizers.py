@@ -7,23 +7,25 @@ A folder of the head's own goes first, unless no node has, or had, the tokenizer
 files stay what they are while any node that is up offers the same. A node whose files
 were refused, or did not come, is asked again later, and others at once. After a restart a model
 that no node serves has what was fetched of it last. What waits while no node has the model waits as
-long as a request does for a node (head/waiting.py).
+long as a request does for a node (head/waiting.py), of a new head for any model; what stored
+answers go on with is waited for as long as they are.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from bus.errors import Internal, SuperfluidError
-from bus.ids import ModelName, NodeIdentity
+from bus.ids import ModelName
 from bus.messages.job_bodies import pack_body
 from bus.messages.text import Described
 from bus.text.tokenizer_export import TOKENIZER_JOB, TokenizerBody, TokenizerIntake
 from bus.timers import Timers
+from head.arrivals import ANY, Arrivals
+from head.fetch_failures import FetchFailures
+from head.fetch_turns import FetchTurns
 from head.fleet import Fleet
 from head.fleet_node import Node
 from head.job_kinds import JobDone, JobSpec
@@ -31,40 +33,21 @@ from head.jobs import JobDesk
 from head.kept_tokenizers import LIMIT, TokenizerKey, TokenizerStore
 from head.pending_texts import Continue
 from head.texts import TextDesk
+from head.tokenizer_fetch import Fetch
 from head.tokenizer_offers import had_by_any, may_come, offers_of
-from head.tokenizer_refusals import files_gone, not_fetched, not_kept, other_digest
+from head.tokenizer_recalls import Recalls
+from head.tokenizer_refusals import (
+    files_gone,
+    not_fetched,
+    other_digest,
+    says_nothing,
+    takes_long,
+)
 
-#: How long one fetch may take; what waits for it waits no longer.
+#: How long one fetch may take; what waits for it, and for its turn, waits no longer.
 FETCH_WALL_MS = 120_000
-#: Fetches at once: each has its bytes in memory.
-MAX_AT_ONCE = 2
-#: A node whose tokenizer could not be fetched is asked again after this long, twice as long after
-#: each further failure.
-FIRST_RETRY_S = 1.0
-MAX_RETRY_S = 60.0
-
-
-@dataclass(slots=True, eq=False)
-class _Fetch:
-    """One model's tokenizer on its way. `node` is who is asked; None for what is kept here."""
-
-    key: TokenizerKey
-    intake: TokenizerIntake
-    node: Node | None = None
-    incarnation: int = 0
-    #: Of the job at the node, once and while there is one.
-    job: int | None = None
-
-
-@dataclass(slots=True)
-class _Failure:
-    """Why a node gave nothing of a model, and when it is asked for the same again."""
-
-    key: TokenizerKey
-    incarnation: int
-    error: SuperfluidError
-    again_s: float
-    times: int
+#: A node that gives nothing for so long gives nothing.
+STALL_S = 30.0
 
 
 class TokenizerDesk:
@@ -74,6 +57,7 @@ class TokenizerDesk:
 
     Args:
         node_wait_s: how long what needs a tokenizer waits for a node that may come.
+        now: this moment; nodes may be on their way.
     """
 
     def __init__(
@@ -85,6 +69,7 @@ class TokenizerDesk:
         store: TokenizerStore,
         timers: Timers,
         node_wait_s: float,
+        now: float,
     ) -> None:
         self._texts = texts
         self._fleet = fleet
@@ -92,18 +77,17 @@ class TokenizerDesk:
         self._store = store
         self._timers = timers
         self._node_wait_s = node_wait_s
-        self._fetches: dict[ModelName, _Fetch] = {}
+        self._fetches: dict[ModelName, Fetch] = {}
         #: What the text desk has of each model.
         self._adopted: dict[ModelName, TokenizerKey] = {}
-        self._failures: dict[tuple[ModelName, NodeIdentity], _Failure] = {}
+        self._failures = FetchFailures()
         #: Models that are waited for while no node has them, and until when.
         self._patience: dict[ModelName, float] = {}
-        #: Fetches that wait for their turn, and those that have it.
-        self._line: deque[_Fetch] = deque()
-        self._asking: set[_Fetch] = set()
+        self._arrivals = Arrivals(timers, self._no_more_come)
+        self._arrivals.expect(ANY, now + node_wait_s)
+        self._turns = FetchTurns[Fetch](self._ask)
         self._settled: list[Callable[[float], None]] = []
-        #: Who waits for tokenizers that models had before.
-        self._recalled: dict[TokenizerKey, list[Continue]] = {}
+        self._recalls = Recalls(texts, store, self._settled.append)
         self._own: frozenset[ModelName] = frozenset()
         texts.source = self
 
@@ -111,8 +95,15 @@ class TokenizerDesk:
 
     def node_changed(self, node: Node, now: float) -> None:
         """A node's link or the models on it have changed."""
+        if not node.up:
+            self._arrivals.expect(ANY, now + self._node_wait_s)
         for model in list(node.models):
             self._look(model, now)
+
+    def expect(self, model: ModelName, until_s: float) -> None:
+        """A stored answer goes on when a node comes back with its model, until then at least."""
+        self._arrivals.expect(model, until_s)
+        self.begin(model)
 
     def folders_changed(self, now: float) -> None:
         """The head's models folder was read; nothing is done where it has the same models."""
@@ -125,7 +116,8 @@ class TokenizerDesk:
     def settle(self, now: float) -> None:
         """The store has done something."""
         self._store.settle()
-        settled, self._settled = self._settled, []
+        settled = self._settled.copy()
+        self._settled.clear()
         for each in settled:
             each(now)
 
@@ -139,9 +131,10 @@ class TokenizerDesk:
         offers = offers_of(self._fleet, model)
         kept = next((key for key in self._store.kept() if key.model == model), None)
         if kept is not None and not offers:
-            self._start(_Fetch(kept, TokenizerIntake(kept.text_digest)))
+            self._start(Fetch(kept, TokenizerIntake(kept.text_digest)))
             return None
-        if not offers and may_come(self._fleet, model):
+        known = not offers and may_come(self._fleet, model)
+        if known or self._is_due(model, is_offered=bool(offers)):
             # As soon as the time is known.
             self._timers.at(0.0, partial(self._look, model))
             return None
@@ -162,35 +155,7 @@ class TokenizerDesk:
         return files_gone(model)
 
     def recall(self, model: ModelName, digest: int, then: Continue) -> bool:
-        """Read what is kept of a tokenizer that a model had before; False when nothing is.
-
-        Args:
-            then: gets its description, which the text desk has by then, or an error.
-        """
-        keys = [key for key in self._store.kept() if key.model == model]
-        key = next((key for key in keys if key.digest == digest), None)
-        is_next = not self._texts.has_folder(model) and key == next(iter(keys), None)
-        if key is None or is_next:
-            # What is kept last is what the model has next.
-            return False
-        recalled = self._recalled.setdefault(key, [])
-        recalled.append(then)
-        if len(recalled) == 1:
-            self._store.find(key, lambda found: self._settled.append(partial(read, found)))
-
-        def read(found: Path | SuperfluidError | None, now: float) -> None:
-            if isinstance(found, Path):
-                self._texts.describe(str(found), tell)
-            else:
-                tell(not_kept(key), now)
-
-        def tell(reply: object, now: float) -> None:
-            if isinstance(reply, Described):
-                self._texts.remember(model, reply)
-            for waiter in self._recalled.pop(key):
-                waiter(reply, now)
-
-        return True
+        return self._recalls.recall(model, digest, then)
 
     # --- for reports --------------------------------------------------------------------------
 
@@ -220,22 +185,36 @@ class TokenizerDesk:
             self._cancel(model, now)
             return
         fetch = self._fetches.get(model)
-        if fetch is not None and _goes_on(fetch, offers):
+        if fetch is not None and fetch.goes_on(offers):
             return
         self._cancel(model, now)
-        if self._has_room(model):
-            for key, nodes in offers.items():
-                for node in nodes:
-                    if not node.draining and self._may_ask(key, node, now):
-                        made = _Fetch(key, TokenizerIntake(key.text_digest), node, node.incarnation)
-                        self._patience.pop(model, None)
-                        self._start(made, now)
-                        return
-        self._wait(model, now)
+        if self._has_room(model) and (made := self._choose(offers, now)) is not None:
+            self._patience.pop(model, None)
+            self._start(made, now)
+            return
+        self._wait(model, now, is_offered=bool(offers))
 
-    def _wait(self, model: ModelName, now: float) -> None:
+    def _choose(self, offers: dict[TokenizerKey, list[Node]], now: float) -> Fetch | None:
+        """What came first of all that is offered, of the node that is asked for least."""
+        for key, nodes in offers.items():
+            able = [n for n in nodes if not n.draining and self._failures.may_ask(key, n, now)]
+            if able:
+                node = min(able, key=lambda n: self._turns.load(n.identity))
+                return Fetch(key, TokenizerIntake(key.text_digest), node, node.incarnation)
+        return None
+
+    def _is_due(self, model: ModelName, *, is_offered: bool) -> bool:
+        """Whether a node of which nothing is known may come, and give a model's tokenizer."""
+        arrivals = self._arrivals
+        return arrivals.is_promised(model) or (not is_offered and arrivals.are_due(model))
+
+    def _no_more_come(self, model: ModelName, now: float) -> None:
+        for waiting in self._texts.awaited if model == ANY else (model,):
+            self._look(waiting, now)
+
+    def _wait(self, model: ModelName, now: float, *, is_offered: bool) -> None:
         """Nothing is fetched of a model: what waits for it does so for a bounded time."""
-        if not self._texts.is_awaited(model):
+        if model not in self._texts.awaited:
             self._patience.pop(model, None)
             return
         if may_come(self._fleet, model):
@@ -244,12 +223,18 @@ class TokenizerDesk:
                 self._timers.at(self._patience[model], partial(self._look, model))
             if now < self._patience[model]:
                 return
+        if self._is_due(model, is_offered=is_offered):
+            return  # Until `_no_more_come`.
         self._patience.pop(model, None)
         self._texts.give_up(model, self._why_not(model), now)
 
     def _has_room(self, model: ModelName) -> bool:
-        """Whether one more may be fetched; those that no node serves make room."""
-        if len({*self._adopted, *self._fetches} - {model}) < LIMIT:
+        """Whether one more may be fetched; those that no node serves make room.
+
+        What waits for its turn takes none: it may never come.
+        """
+        fetched = {m for m, each in self._fetches.items() if not self._turns.waits(each)}
+        if len({*self._adopted, *fetched} - {model}) < LIMIT:
             return True
         unused = next((other for other in self._adopted if not offers_of(self._fleet, other)), None)
         if unused is None:
@@ -268,23 +253,28 @@ class TokenizerDesk:
             return False
         return not had_by_any(self._fleet, model, own)
 
-    def _may_ask(self, key: TokenizerKey, node: Node, now: float) -> bool:
-        failure = self._failures.get((key.model, node.identity))
-        if failure is None or (failure.key, failure.incarnation) != (key, node.incarnation):
-            return True
-        return now >= failure.again_s
-
     # --- one fetch ----------------------------------------------------------------------------
 
-    def _start(self, fetch: _Fetch, now: float | None = None) -> None:
+    def _start(self, fetch: Fetch, now: float | None = None) -> None:
         self._fetches[fetch.key.model] = fetch
         if fetch.key in self._store.kept():
             self._store.find(fetch.key, self._later(self._found, fetch))
-        elif now is not None:
-            self._ask_later(fetch, now)
+        elif fetch.node is not None and now is not None:
+            self._turns.join(fetch, fetch.node.identity, now)
+        if now is not None and self._fetches.get(fetch.key.model) is fetch:
+            self._bound(fetch, now)
+
+    def _bound(self, fetch: Fetch, now: float) -> None:
+        """What waits for a fetch does not do so for ever, not even for its turn."""
+
+        def late(at: float) -> None:
+            self._texts.give_up(fetch.key.model, takes_long(fetch.key.model), at)
+            self._bound(fetch, at)
+
+        fetch.late_timer = self._timers.at(now + FETCH_WALL_MS / 1000, late)
 
     def _later(
-        self, then: Callable[[_Fetch, Path | SuperfluidError | None, float], None], fetch: _Fetch
+        self, then: Callable[[Fetch, Path | SuperfluidError | None, float], None], fetch: Fetch
     ) -> Callable[[Path | SuperfluidError | None], None]:
         """What the store calls; the desk goes on at `settle`, while the fetch still counts."""
 
@@ -294,26 +284,20 @@ class TokenizerDesk:
 
         return lambda found: self._settled.append(partial(settle, found))
 
-    def _found(self, fetch: _Fetch, found: Path | SuperfluidError | None, now: float) -> None:
+    def _found(self, fetch: Fetch, found: Path | SuperfluidError | None, now: float) -> None:
         if isinstance(found, Path):
             self._describe(fetch, found, is_new=False)
         elif fetch.node is not None:
-            self._ask_later(fetch, now)
+            self._turns.join(fetch, fetch.node.identity, now)
         else:
             self._over(fetch, now)
 
-    def _ask_later(self, fetch: _Fetch, now: float) -> None:
-        self._line.append(fetch)
-        self._ask_next(now)
-
-    def _ask_next(self, now: float) -> None:
-        while self._line and len(self._asking) < MAX_AT_ONCE:
-            fetch = self._line.popleft()
-            self._asking.add(fetch)
-            self._ask(fetch, now)
-
-    def _ask(self, fetch: _Fetch, now: float) -> None:
+    def _ask(self, fetch: Fetch, now: float) -> None:
         key, node = fetch.key, fetch.node
+        if not self._has_room(key.model):
+            self._leave(fetch, now)
+            self._over(fetch, now)
+            return
         spec = JobSpec(
             model=key.model,
             kind=TOKENIZER_JOB,
@@ -329,17 +313,30 @@ class TokenizerDesk:
         except SuperfluidError as error:
             self._end(fetch, error, now)
             return
-        if fetch in self._asking:
+        if self._turns.has_turn(fetch):
             fetch.job = number
+            fetch.heard_s = now
+            self._watch(fetch)
 
-    def _part(self, fetch: _Fetch, part: bytes, now: float) -> None:
+    def _watch(self, fetch: Fetch) -> None:
+        def look(now: float) -> None:
+            if now < fetch.heard_s + STALL_S:
+                self._watch(fetch)
+            else:
+                self._leave(fetch, now)
+                self._failed(fetch, says_nothing(STALL_S), now)
+
+        fetch.stall_timer = self._timers.at(fetch.heard_s + STALL_S, look)
+
+    def _part(self, fetch: Fetch, part: bytes, now: float) -> None:
+        fetch.heard_s = now
         try:
             fetch.intake.take(part)
         except SuperfluidError as error:
             self._leave(fetch, now)
             self._failed(fetch, error, now)
 
-    def _end(self, fetch: _Fetch, result: JobDone | SuperfluidError, now: float) -> None:
+    def _end(self, fetch: Fetch, result: JobDone | SuperfluidError, now: float) -> None:
         fetch.job = None
         self._leave(fetch, now)
         if self._fetches.get(fetch.key.model) is not fetch:
@@ -350,13 +347,13 @@ class TokenizerDesk:
         in_use = (*self._adopted.values(), *(each.key for each in self._fetches.values()))
         self._store.write(fetch.key, fetch.intake, in_use, self._later(self._written, fetch))
 
-    def _written(self, fetch: _Fetch, found: Path | SuperfluidError | None, now: float) -> None:
+    def _written(self, fetch: Fetch, found: Path | SuperfluidError | None, now: float) -> None:
         if isinstance(found, Path):
             self._describe(fetch, found, is_new=True)
         else:
             self._failed(fetch, found or Internal("nothing was written"), now)
 
-    def _describe(self, fetch: _Fetch, folder: Path, *, is_new: bool) -> None:
+    def _describe(self, fetch: Fetch, folder: Path, *, is_new: bool) -> None:
         key = fetch.key
 
         def then(reply: object, now: float) -> None:
@@ -365,10 +362,10 @@ class TokenizerDesk:
             if isinstance(reply, Described) and reply.digest == key.digest:
                 if is_new:
                     self._store.confirm(key)
-                del self._fetches[key.model]
+                self._forget(fetch)
                 self._patience.pop(key.model, None)
                 if fetch.node is not None:
-                    self._failures.pop((key.model, fetch.node.identity), None)
+                    self._failures.remove(key.model, fetch.node.identity)
                 self._adopted[key.model] = key
                 self._texts.adopt(key.model, str(folder), reply, now)
                 return
@@ -381,50 +378,36 @@ class TokenizerDesk:
 
     # --- ends ---------------------------------------------------------------------------------
 
-    def _failed(self, fetch: _Fetch, error: SuperfluidError, now: float) -> None:
+    def _failed(self, fetch: Fetch, error: SuperfluidError, now: float) -> None:
         if fetch.node is not None:
-            which = (fetch.key.model, fetch.node.identity)
-            before = self._failures.get(which)
-            times = before.times + 1 if before is not None else 1
-            again_s = now + min(FIRST_RETRY_S * 2 ** min(times - 1, 10), MAX_RETRY_S)
-            self._failures[which] = _Failure(fetch.key, fetch.incarnation, error, again_s, times)
-            self._timers.at(again_s, partial(self._look, fetch.key.model))
+            key, node = fetch.key, fetch.node.identity
+            again_s = self._failures.add(key, node, fetch.incarnation, error, now)
+            self._timers.at(again_s, partial(self._look, key.model))
         self._over(fetch, now)
 
-    def _over(self, fetch: _Fetch, now: float) -> None:
+    def _over(self, fetch: Fetch, now: float) -> None:
         """A fetch gave nothing: others are tried, or what waits fails."""
-        del self._fetches[fetch.key.model]
+        self._forget(fetch)
         self._look(fetch.key.model, now)
 
     def _cancel(self, model: ModelName, now: float) -> None:
-        fetch = self._fetches.pop(model, None)
-        if fetch is not None:
+        if (fetch := self._fetches.get(model)) is not None:
+            self._forget(fetch)
             self._leave(fetch, now)
 
-    def _leave(self, fetch: _Fetch, now: float) -> None:
+    def _forget(self, fetch: Fetch) -> None:
+        del self._fetches[fetch.key.model]
+        self._timers.cancel(fetch.late_timer)
+
+    def _leave(self, fetch: Fetch, now: float) -> None:
         """A fetch needs its node no more; the next one has its turn."""
+        self._timers.cancel(fetch.stall_timer)
         if fetch.job is not None:
             self._jobs.cancel(fetch.job, now)
             fetch.job = None
-        if fetch in self._line:
-            self._line.remove(fetch)
-        if fetch in self._asking:
-            self._asking.discard(fetch)
-            self._ask_next(now)
+        self._turns.leave(fetch, now)
 
     def _why_not(self, model: ModelName) -> SuperfluidError:
-        failures = {
-            name: failure.error.message
-            for (failed, name), failure in self._failures.items()
-            if failed == model and (node := self._fleet.get(name)) is not None and node.up
-        }
+        failures = self._failures.of(model, self._fleet)
         error = not_fetched(model, self._fleet, failures, len(self._adopted))
         return error or self._texts.no_folder(model)
-
-
-def _goes_on(fetch: _Fetch, offers: dict[TokenizerKey, list[Node]]) -> bool:
-    """Whether a fetch still brings what is wanted."""
-    if fetch.node is None:
-        # Of what is kept: unless nodes have something else by now.
-        return not offers or fetch.key in offers
-    return fetch.node in offers.get(fetch.key, ()) and fetch.node.incarnation == fetch.incarnation

@@ -323,6 +323,7 @@ def test_wrong_parameter_is_refused_by_name(
     talk: Talk, op: str, body: dict[str, Any], param: str
 ) -> None:
     named = {} if op == "session.create" else {"session": talk.session}
+    talk.bench.wait(10.0)  # Until then a node may bring any model.
     assert talk.call(op, **named, **body)["error"]["param"] == param
     assert talk.get()["state"] == "idle"
 

@@ -13,6 +13,7 @@ def detokenize(tokens: list[int], model: str = TOY) -> dict[str, Any]:
     asked = {"op": "detokenize", "id": b"d", "model": model, "tokens": tokens}
     bench.core.client_request(CLIENT, [MARK, encode_body(asked)], 0.0)
     bench.settle()
+    bench.wait(10.0)  # For a node that brings it.
     (reply,) = bench.replies
     return reply
 
