@@ -123,7 +123,7 @@ def examine_file(path: Path) -> Findings:
     )
     found.attempt(lambda: check_types(tensors.values()))
     _examine_figures(found, path, metadata, tensors)
-    _examine_vocabulary(found, metadata)
+    _examine_vocabulary(found, metadata, found.attempt(lambda: vocab_size(path, tensors)))
     return found.findings()
 
 
@@ -179,11 +179,11 @@ def _tell_memory(
         )
 
 
-def _examine_vocabulary(found: _Examination, metadata: Mapping[str, Any]) -> None:
+def _examine_vocabulary(found: _Examination, metadata: Mapping[str, Any], rows: int | None) -> None:
     vocabulary = found.attempt(lambda: read_vocabulary(metadata))
     if vocabulary is None:
         return
-    found.attempt(lambda: check_vocabulary(vocabulary))
+    found.attempt(lambda: check_vocabulary(vocabulary, rows))
     cut = f" ({vocabulary.pre[:60]})" if vocabulary.kind == "gpt2" else ""
     found.fact(
         tokenizer=f"{vocabulary.kind[:60]}{cut}",

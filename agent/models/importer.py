@@ -8,6 +8,7 @@ from agent.models.assemble import ModelSource, Progress, assemble, no_progress
 from agent.models.folder import ModelFolder, file_sha256
 from agent.models.gguf_file import GgufFile
 from agent.models.graph import INT8_ACTIVATIONS, Numerics
+from agent.models.vocabulary_check import check_vocabulary
 from agent.models.vocabulary_source import read_vocabulary
 
 
@@ -33,6 +34,8 @@ def import_gguf(
     """
     progress("read", 0, 1)
     weights = GgufFile(file)
+    vocabulary = read_vocabulary(weights.metadata)
+    check_vocabulary(vocabulary, weights.config.vocab)
     origin = {"kind": "gguf", "file": file.name, "sha256": file_sha256(file)}
     if len(weights.paths) > 1:
         origin["parts"] = str(len(weights.paths))
@@ -40,7 +43,7 @@ def import_gguf(
     source = ModelSource(
         config=weights.config,
         weights=weights,
-        vocabulary=read_vocabulary(weights.metadata),
+        vocabulary=vocabulary,
         origin=origin,
         quantization=weights.type_counts(),
     )

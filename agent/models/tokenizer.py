@@ -6,6 +6,7 @@ kinds and what was compared.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, processors
@@ -53,19 +54,28 @@ def _add_tokens(tokenizer: Tokenizer, source: VocabularySource) -> None:
 
 def _add_ends(tokenizer: Tokenizer, source: VocabularySource) -> None:
     """Have a text that is encoded whole begin and end as the file says."""
-    bos, last = source.text(source.bos_id) if source.add_bos else None, source.text(source.last_id)
-    before, after = [bos] if bos is not None else [], [last] if last is not None else []
+    before = [source.bos_id] if source.add_bos and source.bos_id is not None else []
+    after = [source.last_id] if source.last_id is not None else []
     if not before and not after:
         return
-    ids = {bos: source.bos_id, last: source.last_id}
+    names = _template_names({token: source.tokens[token] for token in (*before, *after)})
+    begin, end = [names[token] for token in before], [names[token] for token in after]
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=[*before, "$A", *after],
-        pair=[*before, "$A", *after, *(f"{text}:1" for text in before), "$B:1"]
-        + [f"{text}:1" for text in after],
+        single=[*begin, "$A", *end],
+        pair=[*begin, "$A", *end, *(f"{name}:1" for name in begin), "$B:1"]
+        + [f"{name}:1" for name in end],
         special_tokens=[
-            (text, token) for text, token in ids.items() if text is not None and token is not None
+            {"id": name, "ids": [token], "tokens": [source.tokens[token]]}
+            for token, name in names.items()
         ],
     )
+
+
+def _template_names(texts: Mapping[int, str]) -> Mapping[int, str]:
+    """What a template calls tokens: their texts, but `$` and `:` have a meaning there."""
+    if all(text and not set("$:") & set(text) for text in texts.values()):
+        return texts
+    return {token: f"token {token}" for token in texts}
 
 
 def tokenizer_config(source: VocabularySource, max_positions: int) -> dict[str, Any]:

@@ -31,8 +31,11 @@ _DOWNLOAD = "download the file again"
 _CHOOSE = "choose another file of this model"
 
 
-def check_vocabulary(source: VocabularySource) -> None:
+def check_vocabulary(source: VocabularySource, rows: int | None = None) -> None:
     """Refuse what no tokenizer can be made of, or none that keeps a text, without making one.
+
+    Args:
+        rows: of the model's embedding, where it is known: no token may lie beyond them.
 
     Raises:
         Invalid: a kind or a cut that is not known, ids and texts that do not fit together, what
@@ -47,6 +50,10 @@ def check_vocabulary(source: VocabularySource) -> None:
     if source.kind == "gpt2":
         _check_cut(source)
     _check_sizes(source)
+    if rows is not None and len(source.tokens) > rows:
+        raise _wrong(
+            "tokens", f"has {len(source.tokens)} tokens and the model knows {rows}", _CHOOSE
+        )
     _check_texts(source)
     _check_types(source)
     _check_ids(source)

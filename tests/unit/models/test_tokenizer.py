@@ -100,6 +100,22 @@ def test_what_comes_after_a_text_that_is_encoded_whole() -> None:
     assert made(metadata).encode("a").ids == [97, 256]
 
 
+@pytest.mark.parametrize(
+    "text", ["<b:os>", "$$", "$A", "$B", "$A:1", "x:1", "::", "$0", "a:b:c", ""]
+)
+@pytest.mark.parametrize("at", ["bos", "eos"])
+def test_a_begin_or_end_token_may_have_any_text(text: str, at: str) -> None:
+    metadata = byte_level("gpt-2", [], **{f"{at}_token_id": 258, f"add_{at}_token": True})
+    metadata["tokenizer.ggml.tokens"].append(text)
+    metadata["tokenizer.ggml.token_type"].append(3)
+    tokenizer = Tokenizer.from_str(made(metadata).to_str())
+    plain = [*b"ab"]
+    assert tokenizer.encode("ab").ids == ([258, *plain] if at == "bos" else [*plain, 258])
+    pair = tokenizer.encode("ab", "c").ids
+    assert [token for token in pair if token != 258] == [*plain, *b"c"]
+    assert pair.count(258) == 2
+
+
 def test_phi_3_s_control_tokens_take_spaces_along() -> None:
     metadata = byte_level("gpt-2", [])
     assert made(metadata).encode("<b> \na b").ids == [257, *b" \na b"]

@@ -9,6 +9,7 @@ import gguf
 import pytest
 
 from agent.models.examine import examine
+from agent.models.importer import import_gguf
 from agent.models.tokenizer import build_tokenizer
 from agent.models.toy import byte_symbols, vocabulary
 from agent.models.vocabulary_check import (
@@ -19,7 +20,7 @@ from agent.models.vocabulary_check import (
 )
 from agent.models.vocabulary_source import read_vocabulary
 from bus.errors import Invalid
-from tests.harness.gguf_models import write_all
+from tests.harness.gguf_models import SmallModel, write_all, write_model
 
 RAW = [f"<0x{byte:02X}>" for byte in range(256)]
 NAN = float("nan")
@@ -190,6 +191,23 @@ def test_types_that_do_not_exist_are_refused(kind: Any, odd: int) -> None:
 @pytest.mark.parametrize("kind", [3, 4, 5, 6])
 def test_some_token_must_be_ordinary_text(kind: int) -> None:
     assert refusal(sentence_piece(token_type=[kind] * 262))[0] == "token_type"
+
+
+def test_no_token_may_lie_beyond_the_embedding(tmp_path: Path) -> None:
+    file = write_model(tmp_path / "m.gguf", SmallModel(layers=1))
+    rows = len(vocabulary().tokens)
+    raw = file.read_bytes()
+    assert raw.count(rows.to_bytes(8, "little")) == 3  # tokens, their types, the embedding's rows
+    # One row fewer, and the model ends earlier
+    at = raw.index(b"token_embd.weight") + len(b"token_embd.weight") + 4 + 8
+    file.write_bytes(raw[:at] + (rows - 1).to_bytes(8, "little") + raw[at + 8 :])
+    said = "tokenizer.ggml.tokens has 260 tokens and the model knows 259; choose another file"
+    assert [reason for reason in examine(file)["reasons"] if reason.startswith(said)]
+    with pytest.raises(Invalid, match=said):
+        import_gguf(file, tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+    check_vocabulary(vocabulary(), rows)
+    check_vocabulary(vocabulary(), rows + 4)
 
 
 def test_model_check_says_it(tmp_path: Path) -> None:
