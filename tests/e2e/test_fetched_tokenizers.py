@@ -119,6 +119,25 @@ def test_the_head_starts_again_and_fetches_nothing(copyless: Copyless) -> None:
     assert (folder / "tokenizer.json").stat().st_ino == written
 
 
+def test_a_stream_goes_on_over_a_restart_that_finds_nothing_kept(copyless: Copyless) -> None:
+    options: dict[str, Any] = {"max_new": 200, "temperature": 0.0, "ignore_eos": True}
+    whole = copyless.client.generate(copyless.model, "Hello", **options).result()
+    tokens, text, killed = list[int](), "", False
+    with copyless.client.generate(copyless.model, "Hello", **options).stream() as stream:
+        for event in stream:
+            if event.type != "token":
+                continue
+            tokens += event.tokens
+            text += event.text
+            if not killed:
+                copyless.kill("head")
+                (folder,) = copyless.kept()
+                (folder / "kept.json").unlink()
+                copyless.start_head()
+                killed = True
+    assert (tuple(tokens), text) == (tuple(whole.tokens), whole.text)
+
+
 def test_what_was_damaged_is_fetched_again(copyless: Copyless) -> None:
     before = copyless.client.chat(copyless.model, TALK, **GREEDY).result()
     (folder,) = copyless.kept()
