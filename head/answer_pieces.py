@@ -24,7 +24,7 @@ from head.text.channels import FORMATS, ChannelSplitter, Pieces
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 #: Ids of calls are this many letters and digits: what the strictest templates take.
 CALL_ID_LENGTH = 9
 #: Lists of tools, each of at most a megabyte, that answers have in common.
@@ -206,7 +206,7 @@ class AnswerPieces:
         text = self._matcher.push(last.text)[0] + self._matcher.finish()
         return self._count(Pieces(text, last.reasoning, last.calls))
 
-    def _sure(self, step: Callable[[], T]) -> T:
+    def _sure(self, step: Callable[[], _T]) -> _T:
         """What a step of the reading gives."""
         if not self._is_broken:
             try:

@@ -43,7 +43,7 @@ def messages_behind(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, 
                 "and tool follow: give all others with the first messages",
                 param=f"messages[{place}].role",
             )
-    results = list(itertools.takewhile(lambda one: one.get("role") in _RESULTS, messages))
+    results = list(itertools.takewhile(_is_result, messages))
     if not results:
         return [*_BEFORE, *messages]
     answer = {"role": "assistant", "content": "", "tool_calls": list(map(_call_of, results))}
@@ -66,6 +66,11 @@ def with_names(
         else message
         for message in messages
     ]
+
+
+def _is_result(message: Mapping[str, Any]) -> bool:
+    role = message.get("role")
+    return isinstance(role, str) and role in _RESULTS
 
 
 def _call_of(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -201,6 +201,8 @@ def test_a_turn_that_waits_when_the_head_ends_is_answered_by_the_next(talk: Conv
         ({"messages": [user("x"), {"role": "assistant"}]}, "messages[1].role", "invalid"),
         ({"messages": []}, "messages", "invalid"),
         ({"messages": [{"role": "wizard"}]}, "messages[0].role", "invalid"),
+        ({"messages": [{"role": [], "content": "x"}]}, "messages[0].role", "invalid"),
+        ({"messages": [{"role": {"tool": 1}}]}, "messages[0].role", "invalid"),
         ({"messages": [user("x"), {"role": "user", "content": 3}]}, "messages[1].content", "inv"),
         ({"tools": 3}, "tools", "invalid"),
         ({"tool_choice": "required"}, "tool_choice", "invalid"),
