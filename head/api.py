@@ -97,7 +97,7 @@ class Api:
         if not self.jobs.is_open(request.client, asked.about):
             self.answers.more(request, now)
             return
-        self.jobs.find(request.client, asked.about).more(asked.credit)
+        self.jobs.find(request.client, asked.about).more(asked.credit, now)
         self._end(request, {})
 
     # --- text ---------------------------------------------------------------------------------

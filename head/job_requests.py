@@ -6,17 +6,21 @@ open ──text work──▶ ──job──▶ events ──▶ end or error
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-from bus.errors import Internal, NotFound, SuperfluidError
+from bus.errors import Internal, NotFound, RateLimited, SuperfluidError
 from bus.ids import NodeIdentity, RequestId
 from bus.messages.api import error_body
+from head.book import MAX_OPEN_REQUESTS
 from head.effects import ClientKey, Reply
 from head.jobs import JobDone, JobSpec
 from head.operation import ApiRequest, Core
 
+#: Of events that wait for credit of one client. Above it no further job of it begins; those that
+#: run may add some.
+MAX_WAITING_BYTES = 32 * 1024 * 1024
 #: How a request ends, in its `end`.
 DONE, CANCELLED = "done", "cancelled"
 
@@ -39,7 +43,8 @@ class JobRequest:
         self.text_jobs: set[int] = set()
         self._job: int | None = None
         self._credit = request.envelope.credit
-        self._waiting: deque[dict[str, Any]] = deque()
+        #: Events, with the size of the part that each is of.
+        self._waiting: deque[tuple[dict[str, Any], int]] = deque()
         #: Its end, while events wait for credit before it.
         self._last: dict[str, Any] | None = None
         self.is_over = False
@@ -53,7 +58,7 @@ class JobRequest:
 
         def on_part(body: bytes, at: float) -> None:
             try:
-                self.event(event_of(body))
+                self._event(event_of(body), len(body))
             except SuperfluidError as error:
                 node = self._core.runs.jobs.node_of(self._job)
                 self._stop(at)
@@ -73,9 +78,10 @@ class JobRequest:
         if not self.is_over:
             self._job = job
 
-    def event(self, body: dict[str, Any]) -> None:
+    def _event(self, body: dict[str, Any], size_bytes: int) -> None:
         """Give an event, when there is credit for it."""
-        self._waiting.append({"id": self.request.id, "kind": "event", **body})
+        self._waiting.append(({"id": self.request.id, "kind": "event", **body}, size_bytes))
+        self._requests.wait(self.request.client, size_bytes)
         self._pump()
 
     def end(self, body: dict[str, Any]) -> None:
@@ -86,10 +92,11 @@ class JobRequest:
         """Its one error, after the events that came before."""
         self._close(error_body(self.request.id, error))
 
-    def more(self, credit: int) -> None:
+    def more(self, credit: int, now: float) -> None:
         """The client takes so many further events."""
         self._credit += credit
         self._pump()
+        self._requests.begin_held(now)
 
     def cancel(self, now: float) -> None:
         """The client wants no more: its end comes at once, and what waited is dropped.
@@ -97,9 +104,11 @@ class JobRequest:
         An end or error that waited behind events for credit is dropped with them.
         """
         self._stop(now)
+        self._requests.wait(self.request.client, -sum(size for _, size in self._waiting))
         self._waiting.clear()
         self._last = None
         self.end({"finish": CANCELLED})
+        self._requests.begin_held(now)
 
     def _close(self, body: dict[str, Any]) -> None:
         if self._last is None and not self.is_over:
@@ -109,7 +118,9 @@ class JobRequest:
     def _pump(self) -> None:
         while self._waiting and self._credit:
             self._credit -= 1
-            self._reply(self._waiting.popleft())
+            event, size_bytes = self._waiting.popleft()
+            self._requests.wait(self.request.client, -size_bytes)
+            self._reply(event)
         if self._job is not None:
             self._core.runs.jobs.hold(self._job, held=bool(self._waiting))
         if self._last is not None and not self._waiting and not self.is_over:
@@ -139,12 +150,43 @@ class JobRequests:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._open: dict[ClientKey, dict[RequestId, JobRequest]] = {}
+        #: Bytes of events that wait for credit, by client.
+        self._waiting_bytes: Counter[ClientKey] = Counter()
+        #: Whether jobs of a client may begin again that were held back.
+        self._let_go = False
 
     def open(self, request: ApiRequest) -> JobRequest:
-        """Begin to answer a request."""
+        """Begin to answer a request.
+
+        Raises:
+            RateLimited: the client has as many open as it may.
+        """
+        mine = self._open.get(request.client, {})
+        if len(mine) >= MAX_OPEN_REQUESTS:
+            raise RateLimited(
+                f"{len(mine)} requests of this connection are open, which is all it may have; "
+                "take their events, or wait for some to end",
+                retry_after_ms=1000,
+            )
         made = JobRequest(self, self._core, request)
         self._open.setdefault(request.client, {})[request.id] = made
         return made
+
+    def wait(self, client: ClientKey, size_bytes: int) -> None:
+        """So much more waits for credit of a client, or less."""
+        self._waiting_bytes[client] += size_bytes
+        held = self._core.runs.jobs.room.held
+        if self._waiting_bytes[client] > MAX_WAITING_BYTES:
+            held.add(client)
+        elif client in held:
+            held.discard(client)
+            self._let_go = True
+
+    def begin_held(self, now: float) -> None:
+        """Begin jobs of clients that have taken enough of what waited."""
+        if self._let_go:
+            self._let_go = False
+            self._core.runs.jobs.schedule_all(now)
 
     def closed(self, request: JobRequest) -> None:
         """A request has had its end."""
@@ -169,6 +211,8 @@ class JobRequests:
 
     def client_gone(self, client: ClientKey) -> None:
         """Forget the requests of a connection that ended; nobody reads them."""
+        del self._waiting_bytes[client]
+        self._core.runs.jobs.room.held.discard(client)
         for request in self._open.pop(client, {}).values():
             request.is_over = True
 

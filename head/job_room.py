@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from bus.ids import ModelName, NodeIdentity
 from bus.timers import Timers
+from head.effects import ClientKey
 from head.fleet import Fleet
 from head.fleet_node import Node
 from head.job_records import Job
@@ -37,6 +38,9 @@ class _Full:
 class JobRoom:
     """Owned by the desk of jobs.
 
+    Attributes:
+        held: clients of whose jobs none begins now.
+
     Args:
         freed: is told of a model for whose jobs there may be room again.
     """
@@ -47,10 +51,13 @@ class JobRoom:
         self._fleet = fleet
         self._timers = timers
         self._freed = freed
+        self.held: set[ClientKey] = set()
         self._full: dict[tuple[NodeIdentity, ModelName], _Full] = {}
 
     def has(self, node: Node, job: Job) -> bool:
-        """Whether a node has room for a job."""
+        """Whether a job may begin on a node, which has room for it."""
+        if job.spec.client in self.held:
+            return False
         full = self._full.get((node.identity, job.spec.model))
         if full is not None and (job.number in full.jobs or job.spec.kind in full.kinds):
             return False

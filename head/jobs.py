@@ -67,7 +67,7 @@ class JobDesk:
     """Owned by the core's runs.
 
     Invariants: every job that runs is in `_by_try` under its try's number, and every other one in
-    its model's line; each node's `jobs` counts what runs there.
+    its model's line; each node's `jobs` counts what runs there. `room` says where one may begin.
 
     Args:
         policy: how many may wait, and how long for a node that may come.
@@ -95,7 +95,7 @@ class JobDesk:
         self._blobs = blobs
         self._timers = timers
         self._next_number = next_number
-        self._room = JobRoom(fleet, timers, self.schedule)
+        self.room = JobRoom(fleet, timers, self.schedule)
         self._last_job = 0
         self._jobs: dict[int, Job] = {}
         self._by_try: dict[GenerationId, Job] = {}
@@ -267,7 +267,7 @@ class JobDesk:
         """Leave a node alone for a moment that could not take the job now."""
         identity = node.identity
         self._take_off(job, now, makes_room=False)
-        if code in FULL_CODES and self._room.refused(node, job, now):
+        if code in FULL_CODES and self.room.refused(node, job, now):
             self._wait_again(job, now)
             return
         job.rests[identity] += 1
@@ -301,7 +301,7 @@ class JobDesk:
             del self._by_try[on.number]
             on.node.jobs[job.spec.model] -= 1
             if makes_room:
-                self._room.ended(on.node, job.spec.model)
+                self.room.ended(on.node, job.spec.model)
             self._blobs.drop(on.link, on.number, now)
 
     # --- placing ------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ class JobDesk:
     def schedule(self, model: ModelName, now: float) -> None:
         """Begin what can begin of a model's jobs, in their turn."""
         line = self._lines[model]
-        if not len(line) or self._room.is_none(model):
+        if not len(line) or self.room.is_none(model):
             return
         passed: list[tuple[ClientKey, int]] = []
         while len(passed) < LOOK_AHEAD and (taken := line.pop()) is not None:
@@ -332,7 +332,7 @@ class JobDesk:
         model = job.spec.model
         found: tuple[int, NodeIdentity, Node] | None = None
         for node in self._fleet.nodes:
-            if self._room.has(node, job) and not self._objection(job, node):
+            if self.room.has(node, job) and not self._objection(job, node):
                 this = (node.jobs[model], node.identity, node)
                 found = this if found is None or this[:2] < found[:2] else found
         if found is None or found[2].link is None:

@@ -10,6 +10,8 @@ import pytest
 from bus.ids import unpack_ids
 from bus.messages.job_bodies import EmbedBody, EmbedEnd, EmbedPart, pack_body, unpack_body
 from bus.messages.link_jobs import JobStart
+from head.book import MAX_OPEN_REQUESTS
+from head.job_requests import MAX_WAITING_BYTES
 from tests.harness.job_bench import ENCODER, WINDOW, JobBench, packed
 
 
@@ -211,6 +213,41 @@ def test_a_cancel_ends_it_although_its_end_waits_for_credit(
     assert error_of(bench)["code"] == "not_found"
     bench.op("embed", model=ENCODER, input="the id is free again")
     assert len(bench.starts(1)) == 2
+
+
+def test_a_client_that_takes_no_events_gets_no_further_ones_made(bench: JobBench) -> None:
+    parts = [vectors(index, *[(1.0,) * 480] * 64) for index in range(0, 1024, 64)]
+    begun = 0
+    for number in range(30):
+        bench.op("embed", id=b"%d" % number, model=ENCODER, input=["a"] * 1024, credit=1)
+        for start in bench.starts(1)[begun:]:
+            begun += 1
+            for seq, part in enumerate(parts):
+                bench.part(1, start, seq, part)
+            bench.end(1, start, parts=16, body=pack_body(EmbedEnd()))
+    # All parts but the first wait of each that was begun.
+    size = sum(map(len, parts[1:]))
+    assert (begun - 1) * size <= MAX_WAITING_BYTES < begun * size
+    bench.op("embed", id=b"o", client=b"d", model=ENCODER, input="b")
+    assert len(bench.starts(1)) == begun + 1
+    bench.op("more", id=b"m", about=b"0", credit=15)
+    assert {"id": b"0", "kind": "end"}.items() <= bench.replies[-2].items()
+    assert len(bench.starts(1)) > begun + 1
+    bench.core.client_gone(b"c", bench.now)
+    bench.settle()
+    assert bench.desk.room.held == set()
+
+
+def test_so_many_may_be_open_and_no_more(bench: JobBench) -> None:
+    for number in range(MAX_OPEN_REQUESTS):
+        bench.op("embed", id=b"%d" % number, model=ENCODER, input="a")
+    assert bench.replies == []
+    bench.op("embed", model=ENCODER, input="a")
+    assert (error_of(bench)["code"], error_of(bench)["retry_after_ms"]) == ("rate_limited", 1000)
+    bench.op("embed", client=b"d", model=ENCODER, input="a")
+    bench.op("cancel", id=b"x", about=b"0")
+    bench.op("embed", model=ENCODER, input="a")
+    assert [reply["kind"] for reply in bench.replies] == ["error", "end", "end"]
 
 
 @pytest.mark.parametrize(
