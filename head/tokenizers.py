@@ -268,8 +268,9 @@ class TokenizerDesk:
         """What waits for a fetch does not do so for ever, not even for its turn."""
 
         def late(at: float) -> None:
-            self._texts.give_up(fetch.key.model, takes_long(fetch.key.model), at)
+            # Who is told may ask for more, and end or begin something.
             self._bound(fetch, at)
+            self._texts.give_up(fetch.key.model, takes_long(fetch.key.model), at)
 
         fetch.late_timer = self._timers.at(now + FETCH_WALL_MS / 1000, late)
 
