@@ -15,8 +15,11 @@ from bus.errors import Invalid
 from bus.text.vocabulary import BYTE_OF_CHARACTER
 
 #: Characters of a token. The longest real ones are the 512 of Command R, MPT, GPT-NeoX and Aquila
-#: (spaces and dashes); with scores in the place of merges it is 31, of Gemma 3.
-MAX_TOKEN_CHARACTERS = 1024
+#: (spaces and dashes); with scores in the place of merges it is 31, of Gemma 3. What a thousand
+#: add to a text is within `MAX_TOKEN_BYTES` of bus/messages/text.py.
+MAX_TOKEN_CHARACTERS = 1000
+#: Tokens; Gemma's have 262,144.
+MAX_TOKENS = 1 << 20
 #: Characters of all tokens together; Command R's have 1.9 million, Gemma's 1.5.
 MAX_CHARACTERS = 1 << 23
 #: Characters of all pairs of tokens that scores could rank, which the lengths' squares bound;
@@ -96,6 +99,8 @@ def _check_texts(source: VocabularySource) -> None:
     """Bound the work before any is done that grows with a square."""
     lengths = [len(text) for text in source.tokens]
     longest, whole = max(lengths, default=0), sum(lengths)
+    if len(lengths) > MAX_TOKENS:
+        raise _wrong("tokens", f"has {len(lengths)} tokens and {MAX_TOKENS} is the most", _CHOOSE)
     if longest > MAX_TOKEN_CHARACTERS:
         raise _wrong(
             "tokens",

@@ -22,6 +22,10 @@ MAX_TEXT_BYTES = 8 * 1024 * 1024
 #: Further template variables of one chat, and its tools.
 MAX_OPTIONS_BYTES = 1024 * 1024
 MAX_TOOLS_BYTES = 1024 * 1024
+#: What one token adds to a text, and how many there are.
+MAX_TOKEN_BYTES = 4096
+MAX_VOCABULARY = 1 << 21
+MAX_SPECIAL = 1 << 20
 
 FolderPath = Annotated[str, MaxBytes(4096)]
 Document = Annotated[str, MaxBytes(MAX_TEXT_BYTES)]
@@ -138,14 +142,18 @@ class Described:
     """
 
     job: int
-    vocabulary: Annotated[tuple[Annotated[bytes, MaxBytes(4096)], ...], MaxItems(1 << 21)]
-    special: Annotated[tuple[U32, ...], MaxItems(1 << 20)]
+    vocabulary: Annotated[
+        tuple[Annotated[bytes, MaxBytes(MAX_TOKEN_BYTES)], ...], MaxItems(MAX_VOCABULARY)
+    ]
+    special: Annotated[tuple[U32, ...], MaxItems(MAX_SPECIAL)]
     bos: int | None
     eos: Annotated[tuple[U32, ...], MaxItems(256)]
     digest: int
     has_template: bool
     kind: Name = "decoder"
-    special_texts: Annotated[tuple[Annotated[str, MaxBytes(4096)], ...], MaxItems(1 << 20)] = ()
+    special_texts: Annotated[
+        tuple[Annotated[str, MaxBytes(MAX_TOKEN_BYTES)], ...], MaxItems(MAX_SPECIAL)
+    ] = ()
     longest: U32 = 0
 
 

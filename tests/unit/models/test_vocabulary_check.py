@@ -16,10 +16,14 @@ from agent.models.vocabulary_check import (
     MAX_CHARACTERS,
     MAX_PAIR_CHARACTERS,
     MAX_TOKEN_CHARACTERS,
+    MAX_TOKENS,
     check_vocabulary,
 )
 from agent.models.vocabulary_source import read_vocabulary
 from bus.errors import Invalid
+from bus.messages.text import MAX_TOKEN_BYTES
+from bus.text.model_files import ModelFiles
+from bus.text.tokenizer import TextModel
 from tests.harness.gguf_models import SmallModel, write_all, write_model
 
 RAW = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -95,20 +99,48 @@ def test_a_token_of_any_length_is_refused_before_any_work(kind: Any) -> None:
     is_taken(sentence_piece("a" * MAX_TOKEN_CHARACTERS))
     key, said = refusal(kind("a" * 4_000_000))
     assert key == "tokens"
-    assert "has a token of 4000000 characters and 1024 is the most" in said
+    assert "has a token of 4000000 characters and 1000 is the most" in said
 
 
 def test_a_chain_of_long_tokens_is_refused_before_any_work() -> None:
-    # 1,023 tokens that are of each other: the squares of 2 to 1,024 come to 358 million
-    key, said = refusal(sentence_piece(*("c" * length for length in range(2, 1025))))
+    # 999 tokens that are of each other: the squares of 2 to 1,000 come to 334 million
+    key, said = refusal(sentence_piece(*("c" * length for length in range(2, 1001))))
     assert (key, "and 67108864 is the most" in said) == ("tokens", True)
-    assert sum(length**2 for length in range(2, 1025)) > MAX_PAIR_CHARACTERS
+    assert sum(length**2 for length in range(2, 1001)) > MAX_PAIR_CHARACTERS
 
 
 def test_so_are_more_characters_than_any_vocabulary_has() -> None:
     count = MAX_CHARACTERS // 1000 + 1
     key, said = refusal(byte_level(*(f"{number:01000d}" for number in range(count))))
     assert (key, "and 8388608 is the most" in said) == ("tokens", True)
+
+
+def test_so_are_more_tokens() -> None:
+    key, said = refusal(byte_level(*(f"{number:x}/" for number in range(MAX_TOKENS))))
+    assert (key, "has 1048832 tokens and 1048576 is the most" in said) == ("tokens", True)
+
+
+@pytest.mark.parametrize("kind", [1, 4])
+@pytest.mark.parametrize("mark", ["\u2581", ""])
+def test_what_the_longest_token_adds_can_be_told(mark: str, kind: int) -> None:
+    """In WordPiece's way, which puts a space before it."""
+    text = mark + "\U0001f642" * (MAX_TOKEN_CHARACTERS - len(mark))
+    found = word_pieces("[UNK]", 3)
+    found["tokenizer.ggml.tokens"].append(text)
+    found["tokenizer.ggml.token_type"].append(kind)
+    model = TextModel(
+        ModelFiles(
+            name="m",
+            folder=Path("m"),
+            tokenizer=build_tokenizer(read_vocabulary(found)).to_str(),
+            named_tokens={},
+            eos_ids=(),
+            bos_id=None,
+            add_bos=False,
+            template=None,
+        )
+    )
+    assert 4 * 999 <= len(model.vocabulary[4]) <= MAX_TOKEN_BYTES
 
 
 def test_a_vocabulary_without_its_merges_is_refused() -> None:
