@@ -56,17 +56,18 @@ def _not_string(text: str, allowed: frozenset[str]) -> str | None:
     return None
 
 
-def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
+def types_of(schema: Any, root: Mapping[str, Any], budget: Budget | None = None) -> frozenset[str]:
     """The types of the values that a schema allows; all when it does not say.
 
-    Only text when it takes more than `MAX_LOOKED_AT` to find out.
+    Only text when it takes more than the budget to find out.
 
     Args:
         schema: of an argument.
         root: the tool's whole schema, where `$ref` points into.
+        budget: `MAX_LOOKED_AT` unless given.
     """
     found: set[str] = set()
-    budget = _Budget()
+    budget = budget or Budget()
     try:
         for part in _parts(schema, root, budget):
             named = _named_types(part, budget)
@@ -78,7 +79,7 @@ def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(found & _ALL) or _ALL
 
 
-def _named_types(part: Mapping[str, Any], budget: _Budget) -> set[str] | None:
+def _named_types(part: Mapping[str, Any], budget: Budget) -> set[str] | None:
     """The types that one schema names itself; None when it allows all."""
     named, choices = part.get("type"), part.get("enum")
     found = {"null"} if part.get("nullable") is True else set()
@@ -98,7 +99,7 @@ def _named_types(part: Mapping[str, Any], budget: _Budget) -> set[str] | None:
     return found if unions or "$ref" in part else None
 
 
-def _parts(schema: Any, root: Mapping[str, Any], budget: _Budget) -> Iterator[Mapping[str, Any]]:
+def _parts(schema: Any, root: Mapping[str, Any], budget: Budget) -> Iterator[Mapping[str, Any]]:
     """A schema and those that it is put together of, each once."""
     waiting = [schema]
     followed: set[str] = set()
@@ -124,13 +125,13 @@ class _TooMuch(Exception):
     """There is more to look at than a type is worth."""
 
 
-class _Budget:
+class Budget:
     """How much may be looked at still."""
 
-    __slots__ = ("_left",)
+    __slots__ = ("left",)
 
-    def __init__(self) -> None:
-        self._left = MAX_LOOKED_AT
+    def __init__(self, left: int = MAX_LOOKED_AT) -> None:
+        self.left = left
 
     def spend(self, count: int) -> None:
         """Take so much of it.
@@ -138,8 +139,9 @@ class _Budget:
         Raises:
             _TooMuch: there is not so much left.
         """
-        self._left -= count
-        if self._left < 0:
+        self.left -= count
+        if self.left < 0:
+            self.left = 0
             raise _TooMuch
 
 

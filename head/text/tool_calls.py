@@ -6,7 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from head.text.channel_values import types_of
+from head.text.channel_values import MAX_LOOKED_AT, Budget, types_of
+
+#: What is looked at for the types of all arguments of an answer's calls: the head's loop does it.
+MAX_LOOKED_AT_IN_ALL = 50 * MAX_LOOKED_AT
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +36,13 @@ class Tools:
         tools: maps with `name` and `parameters`, or with those under `function`.
     """
 
-    __slots__ = ("_schemas", "_types")
+    __slots__ = ("_left", "_schemas", "_types")
 
     def __init__(self, tools: Iterable[Mapping[str, Any]]) -> None:
         self._schemas: dict[str, Mapping[str, Any]] = {}
         #: What was found of arguments, by tool and argument.
         self._types: dict[tuple[str, str], frozenset[str]] = {}
+        self._left = MAX_LOOKED_AT_IN_ALL
         for tool in tools:
             inner = tool.get("function", tool)
             if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
@@ -68,6 +72,9 @@ class Tools:
             properties = schema.get("properties")
             if not isinstance(properties, Mapping) or argument not in properties:
                 return types_of({}, schema)
-            found = types_of(properties[argument], schema)
+            most = min(self._left, MAX_LOOKED_AT)
+            budget = Budget(most)
+            found = types_of(properties[argument], schema, budget)
+            self._left -= most - budget.left
             self._types[name, argument] = found
         return found

@@ -424,6 +424,22 @@ def test_a_type_costs_no_more_than_its_places() -> None:
     assert looked_at == 0
 
 
+def test_all_types_of_an_answer_cost_no_more_than_so_many_places() -> None:
+    """Three thousand arguments that share one long union: each alone would be worth it."""
+    shared = {"b": {"anyOf": choices(400)}}
+    names = [f"k{number}" for number in range(3000)]
+    parameters = {"properties": {name: {"$ref": "#/$defs/b"} for name in names}, "$defs": shared}
+    splitter = ChannelSplitter(
+        FORMATS["qwen3-coder"], [{"name": "get", "parameters": parameters}], call_id=str
+    )
+    said = "".join(f"<parameter={name}>1</parameter>" for name in names)
+    (call,) = splitter.push(f"<function=get>{said}</function>").calls
+    values = list(json.loads(call.arguments).values())
+    numbers = values.index("1")
+    assert 50 < numbers < 200
+    assert values == [1] * numbers + ["1"] * (3000 - numbers)
+
+
 def test_a_constraint_of_a_million_types_is_none() -> None:
     part = {"type": ["integer"] * 1_000_000}
     tools = [{"name": "get", "parameters": {"properties": {"a": part}}}]
