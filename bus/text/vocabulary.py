@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bus.errors import ModelIncomplete
+from bus.messages.text import MAX_SPECIAL, MAX_TOKEN_BYTES, MAX_VOCABULARY
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -42,17 +43,31 @@ def vocabulary_bytes(
         decoder: the `decoder` of tokenizer.json.
 
     Raises:
-        ModelIncomplete: a decoder of another kind.
+        ModelIncomplete: a decoder of another kind, or more than a head takes: ids, control tokens
+            or bytes of one.
     """
     to_bytes = _converter(list(_steps(decoder)))
     size = max((*tokens.values(), *added), default=-1) + 1
+    _check_count(size, "ids", MAX_VOCABULARY)
+    _check_count(sum(special for _, special in added.values()), "control tokens", MAX_SPECIAL)
     found = [b""] * size
     for text, token in tokens.items():
         if token not in added:
             found[token] = to_bytes(text)
     for token, (text, special) in added.items():
         found[token] = b"" if special else text.encode()
+    written = (len(text.encode()) for text, _ in added.values())
+    _check_count(
+        max((*map(len, found), *written), default=0), "bytes in one token", MAX_TOKEN_BYTES
+    )
     return tuple(found)
+
+
+def _check_count(count: int, of_what: str, most: int) -> None:
+    if count > most:
+        raise ModelIncomplete(
+            f"tokenizer.json has {count} {of_what} and {most} is the most; use another model"
+        )
 
 
 def _steps(decoder: object) -> Iterator[Mapping[str, Any]]:

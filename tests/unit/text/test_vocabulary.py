@@ -106,3 +106,27 @@ def test_the_digest_by_its_definition() -> None:
 def test_different_vocabularies_have_different_digests(a: list[bytes], b: list[bytes]) -> None:
     assert (tokenizer_digest(a) == tokenizer_digest(b)) == (a == b)
     assert 1 <= tokenizer_digest(a) < 2**64
+
+
+@pytest.mark.parametrize(
+    ("tokens", "added", "said"),
+    [
+        ({"a": 0, "b": 1 << 31}, {}, "2147483649 ids and 2097152 is the most"),
+        ({"a": 0, "x" * 5000: 1}, {}, "5000 bytes in one token and 4096 is the most"),
+        ({"a": 0}, {1: ("x" * 5000, False)}, "5000 bytes in one token"),
+        # A control token adds nothing, and it is told how it is written
+        ({"a": 0}, {1: ("x" * 5000, True)}, "5000 bytes in one token"),
+    ],
+)
+def test_what_no_head_takes_is_refused(
+    tokens: dict[str, int], added: dict[int, tuple[str, bool]], said: str
+) -> None:
+    with pytest.raises(ModelIncomplete, match=rf"tokenizer\.json has {said}"):
+        vocabulary_bytes(tokens, added, BYTE_LEVEL)
+
+
+def test_the_longest_token_that_a_head_takes() -> None:
+    assert vocabulary_bytes({"x" * 4096: 0}, {1: ("y" * 4096, True)}, BYTE_LEVEL) == (
+        b"x" * 4096,
+        b"",
+    )

@@ -12,7 +12,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from bus.errors import ConstraintInvalid, DecodeError, Invalid, NotFound
+from bus.errors import ConstraintInvalid, DecodeError, Invalid, ModelIncomplete, NotFound
 from bus.ids import pack_ids, unpack_ids
 from bus.messages.sampling import Constraint
 from bus.messages.text import TEXT, CheckConstraint, Decode, Describe, Encode, RenderChat
@@ -43,6 +43,14 @@ def test_describe_fits_its_message() -> None:
     assert (described.bos, described.eos, described.has_template) == (None, (256, 258), True)
     assert described.digest == tokenizer_digest(described.vocabulary)
     assert TEXT.decode(TEXT.encode(described)) == described
+
+
+def test_a_tokenizer_that_does_not_fit_its_message_is_refused_by_name(tmp_path: Path) -> None:
+    made = sentence_piece()
+    made.add_tokens(["x" * 5000])
+    folder = text_folder(tmp_path / "m", made)
+    with pytest.raises(ModelIncomplete, match="5000 bytes in one token and 4096 is the most"):
+        TextJobs().describe(Describe(job=1, folder=str(folder)))
 
 
 def test_encode_and_decode() -> None:
