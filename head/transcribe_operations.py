@@ -6,7 +6,13 @@ from contextlib import suppress
 from typing import Any
 
 from bus.api_maps import from_map, to_map
-from bus.errors import BlobMissing, Internal, SuperfluidError, TokenizerUnavailable
+from bus.errors import (
+    BlobMissing,
+    Internal,
+    NotFound,
+    SuperfluidError,
+    TokenizerUnavailable,
+)
 from bus.messages.api import QOS_CLASSES
 from bus.messages.job_bodies import (
     TRANSCRIBE,
@@ -57,10 +63,25 @@ class TranscribeOperations:
             resume=windows.resume,
         )
         opened = self._requests.open(request)
+
+        def begin(known: object, at: float) -> None:
+            if opened.is_over:
+                return
+            try:
+                if isinstance(known, NotFound):
+                    raise known
+                opened.run(spec, windows.event, windows.end, at)
+            except SuperfluidError as error:
+                opened.fail(error)
+
+        if any(asked.model in node.models for node in self._core.fleet.nodes):
+            begin(None, now)
+            return
+        # While the head is new its nodes may not be there yet, and nobody knows of the model.
         try:
-            opened.run(spec, windows.event, windows.end, now)
+            self._core.texts.when_described(asked.model, begin, now)
         except SuperfluidError as error:
-            opened.fail(error)
+            begin(error, now)
 
 
 #: Models tell times in steps of so much.

@@ -217,6 +217,18 @@ def test_bad_requests_are_named(
     assert bench.starts(1) == []
 
 
+def test_a_new_head_waits_for_the_nodes_that_may_have_the_model(bench: JobBench) -> None:
+    ask(bench)
+    bench.op("transcribe", id=b"other", model="other", sha256=blob_of(DATA).sha256)
+    bench.wait(9.0)
+    assert not bench.replies
+    bench.transcriber(1)
+    started(bench, 1)
+    bench.wait(1.0)
+    (reply,) = bench.replies
+    assert (reply["id"], reply["error"]["code"]) == (b"other", "not_found")
+
+
 def test_what_a_node_refuses_is_the_clients_error(bench: JobBench) -> None:
     bench.transcriber(1)
     ask(bench, language="de")
