@@ -80,6 +80,10 @@ class _Embedding:
         #: Inputs whose vectors came, and how many numbers each has.
         self._given = 0
         self._dimension = 0
+        #: The input that is the first of the job as it was begun last.
+        self._first = 0
+        #: Whether the client has the next vector: all had come of a job that was lost, but its end.
+        self._is_known = False
 
     def encode(self, texts: list[str]) -> None:
         """Have all texts encoded.
@@ -129,18 +133,30 @@ class _Embedding:
             self._opened.stop_text()
             self._opened.fail(error)
 
+    def _body(self) -> bytes:
+        inputs, asked = tuple(self._ids[self._first :]), self._asked
+        return pack_body(EmbedBody(inputs=inputs, pooling=asked.pooling, normalize=asked.normalize))
+
+    def _resume(self, body: bytes, parts: int) -> bytes:
+        """Behind the last vectors that came; there is no job without any input."""
+        if self._given == len(self._ids):
+            self._given -= 1
+            self._is_known = True
+        self._first = self._given
+        return self._body()
+
     def _run(self, now: float) -> None:
         self._check_lengths()
         asked = self._asked
-        body = EmbedBody(inputs=tuple(self._ids), pooling=asked.pooling, normalize=asked.normalize)
         spec = JobSpec(
             model=asked.model,
             kind=EMBED,
-            body=pack_body(body),
+            body=self._body(),
             client=self._opened.request.client,
             qos=QOS_CLASSES[asked.qos],
             wall_ms=asked.max_wall_ms,
             tokenizer_digest=self._digest,
+            resume=self._resume,
         )
         self._opened.run(spec, self._event, self._end, now)
 
@@ -157,21 +173,24 @@ class _Embedding:
                 param="input",
             )
 
-    def _event(self, body: bytes) -> dict[str, Any]:
+    def _event(self, body: bytes) -> dict[str, Any] | None:
         part = unpack_body(EmbedPart, body)
-        first = self._dimension or part.dimension
-        if part.index != self._given:
-            raise Internal(f"vectors from input {part.index} on where {self._given} was due")
-        if not 1 <= part.count <= len(self._ids) - self._given:
-            raise Internal(f"vectors of {part.count} of {len(self._ids) - self._given} inputs")
-        if not part.dimension or part.dimension != first:
-            raise Internal(f"vectors of {part.dimension} numbers after some of {first}")
+        index, due = self._first + part.index, self._given
+        if index != due:
+            raise Internal(f"vectors from input {index} on where {due} was due")
+        if not 1 <= part.count <= len(self._ids) - due:
+            raise Internal(f"vectors of {part.count} of {len(self._ids) - due} inputs")
+        if not part.dimension or self._dimension not in (0, part.dimension):
+            raise Internal(f"vectors of {part.dimension} numbers after some of {self._dimension}")
         if len(part.vectors) != 4 * part.count * part.dimension:
             raise Internal(f"{part.count} vectors of {part.dimension} in {len(part.vectors)} bytes")
-        self._given, self._dimension = self._given + part.count, part.dimension
+        self._given, self._dimension = due + part.count, part.dimension
+        if self._is_known:
+            self._is_known = False
+            return None
         return to_map(
             EmbeddingsEvent(
-                index=part.index,
+                index=index,
                 count=part.count,
                 dimension=part.dimension,
                 vectors=part.vectors,

@@ -34,7 +34,7 @@ class JobKind:
 
 #: By name. Kinds that are not here are served by all models, and repeat.
 JOB_KINDS = {
-    EMBED: JobKind(frozenset({ENCODER}), makes="embeddings"),
+    EMBED: JobKind(frozenset({ENCODER}), repeats=False, makes="embeddings"),
     TRANSCRIBE: JobKind(frozenset({TRANSCRIBER}), repeats=False, makes="transcripts"),
 }
 _ANY = JobKind()

@@ -24,9 +24,9 @@ MAX_WAITING_BYTES = 32 * 1024 * 1024
 #: How a request ends, in its `end`.
 DONE, CANCELLED = "done", "cancelled"
 
-#: Give the keys of an event for a part's body, and of the end for that of the job's. What they
-#: raise says what is wrong with it: it is the node's fault.
-EventOf = Callable[[bytes], dict[str, Any]]
+#: Give the keys of an event for a part's body (None for no event), and of the end for that of the
+#: job's. What they raise says what is wrong with it: it is the node's fault.
+EventOf = Callable[[bytes], dict[str, Any] | None]
 EndOf = Callable[[JobDone], dict[str, Any]]
 
 
@@ -58,7 +58,8 @@ class JobRequest:
 
         def on_part(body: bytes, at: float) -> None:
             try:
-                self._event(event_of(body), len(body))
+                if (event := event_of(body)) is not None:
+                    self._event(event, len(body))
             except SuperfluidError as error:
                 node = self._core.runs.jobs.node_of(self._job)
                 self._stop(at)

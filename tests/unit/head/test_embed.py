@@ -215,6 +215,48 @@ def test_a_cancel_ends_it_although_its_end_waits_for_credit(
     assert len(bench.starts(1)) == 2
 
 
+def test_another_node_gives_what_is_missing_however_it_cuts_it(bench: JobBench) -> None:
+    bench.op("embed", model=ENCODER, input=["a", "b", "c", "d"])
+    bench.part(1, bench.starts(1)[0], 0, vectors(0, (1.0, 2.0)))
+    bench.encoder(2, "n2")
+    bench.down(1)
+    (again,) = bench.starts(2)
+    assert inputs(again) == [b"b", b"c", b"d"]
+    bench.part(2, again, 0, vectors(0, (3.0, 4.0), (5.0, 6.0)))
+    bench.part(2, again, 1, vectors(2, (7.0, 8.0)))
+    bench.end(2, again, parts=2, body=pack_body(EmbedEnd(tokens=3)))
+    given = [(reply["index"], reply["vectors"]) for reply in bench.replies[:-1]]
+    assert given == [
+        (0, struct.pack("<2f", 1.0, 2.0)),
+        (1, struct.pack("<4f", 3.0, 4.0, 5.0, 6.0)),
+        (3, struct.pack("<2f", 7.0, 8.0)),
+    ]
+    assert (bench.replies[-1]["usage"], bench.replies[-1]["node"]) == ({"prompt": 4}, "n2")
+
+
+def test_one_that_lost_but_its_end_is_ended_by_another_node(bench: JobBench) -> None:
+    bench.op("embed", model=ENCODER, input=["a", "b"])
+    bench.part(1, bench.starts(1)[0], 0, vectors(0, (1.0,), (2.0,)))
+    bench.encoder(2, "n2")
+    bench.down(1)
+    (again,) = bench.starts(2)
+    assert inputs(again) == [b"b"]
+    bench.part(2, again, 0, vectors(0, (2.0,)))
+    bench.end(2, again, parts=1, body=pack_body(EmbedEnd(tokens=1)))
+    assert [reply["kind"] for reply in bench.replies] == ["event", "end"]
+
+
+def test_vectors_of_another_model_do_not_follow_those_of_the_first(bench: JobBench) -> None:
+    bench.op("embed", model=ENCODER, input=["a", "b"])
+    bench.part(1, bench.starts(1)[0], 0, vectors(0, (1.0, 2.0)))
+    bench.encoder(2, "n2")
+    bench.down(1)
+    bench.part(2, bench.starts(2)[0], 0, vectors(0, (1.0,)))
+    error = error_of(bench)
+    assert (error["code"], error["details"]) == ("internal", {"node": "n2"})
+    assert "vectors of 1 numbers after some of 2" in error["message"]
+
+
 def test_a_client_that_takes_no_events_gets_no_further_ones_made(bench: JobBench) -> None:
     parts = [vectors(index, *[(1.0,) * 480] * 64) for index in range(0, 1024, 64)]
     begun = 0

@@ -93,7 +93,7 @@ def test_only_so_many_may_wait() -> None:
 
 
 def test_a_lost_link_has_the_job_done_elsewhere_and_nothing_repeated(bench: JobBench) -> None:
-    job = bench.submit()
+    job = bench.submit("tokenizer")
     (first,) = bench.starts(1)
     bench.part(1, first, 0, b"a")
     bench.encoder(2, "n2")
