@@ -88,13 +88,21 @@ class ExplainOperations:
             return wanted, asked.qos or QOS_NAMES[session.qos], holder
         if asked.model is None:
             raise Invalid("name a model or a session", param="model")
-        self._core.texts.check(asked.model)
+        self._check_known(asked.model)
         if (kind := self._core.texts.kind(asked.model)) in NO_TEXT:
             raise makes_no_text(asked.model, kind)
         wanted = waiting.wanted(asked.model, pack_ids(asked.tokens or ()), asked.max_new)
         if asked.prompt_tokens is not None or not asked.tokens:
             wanted = replace(wanted, prompt_tokens=asked.prompt_tokens or NOMINAL_TOKENS)
         return wanted, asked.qos or "interactive", None
+
+    def _check_known(self, model: ModelName) -> None:
+        """As for a request, which waits for a node that may bring the model; this does not."""
+        texts = self._core.texts
+        texts.check(model)
+        listed = any(model in node.models for node in self._core.fleet.nodes)
+        if not listed and not texts.source.state(model):
+            raise texts.no_folder(model)
 
 
 def _error(placement: Placement) -> dict[str, Any] | None:

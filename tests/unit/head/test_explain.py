@@ -151,7 +151,6 @@ def test_what_the_request_can_not_be_is_said(bench: PlacingBench) -> None:
         bench.operation("explain")
     with pytest.raises(ValueError, match="give one of prompt_tokens, tokens and session"):
         bench.operation("explain", model=TOY, prompt_tokens=3, tokens=[1])
-    bench.wait(10.0)  # Until then a node may bring any.
     with pytest.raises(ValueError, match="there is no model"):
         bench.operation("explain", model="nothing")
 
