@@ -46,11 +46,26 @@ class SessionOperations:
 
     def create(self, request: ApiRequest, now: float) -> None:
         asked = from_map(SessionCreateRequest, request.body)
-        self._core.texts.check(asked.model)
-        made = self._core.runs.made.create(
-            self._core.new_session_id(), LOCAL_OWNER, asked.model, QOS_CLASSES[asked.qos], now
-        )
-        self._core.outbox.reply(request.end({"session": made.id}))
+
+        def then(known: object, at: float) -> None:
+            try:
+                if isinstance(known, NotFound):
+                    raise known
+                made = self._core.runs.made.create(
+                    self._core.new_session_id(), LOCAL_OWNER, asked.model, qos, at
+                )
+                self._core.outbox.reply(request.end({"session": made.id}))
+            except SuperfluidError as error:
+                self._core.fail_request(request.client, request.id, error)
+
+        texts, qos = self._core.texts, QOS_CLASSES[asked.qos]
+        texts.check(asked.model)
+        listed = any(asked.model in node.models for node in self._core.fleet.nodes)
+        if listed or texts.source.state(asked.model):
+            then(None, now)
+        else:
+            # While the head is new its nodes may not be there yet, and nobody knows of the model.
+            texts.when_described(asked.model, then, now)
 
     def append(self, request: ApiRequest, now: float) -> None:
         asked = from_map(SessionAppendRequest, request.body)

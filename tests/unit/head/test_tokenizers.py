@@ -572,6 +572,20 @@ def test_a_new_head_waits_for_its_nodes(bench: FetchBench) -> None:
     assert not bench.core.texts.awaited
 
 
+def test_a_session_is_made_once_the_model_is_known(bench: FetchBench) -> None:
+    for request, model in ((b"s", TOY), (b"other", "other")):
+        asked = {"op": "session.create", "id": request, "model": model}
+        bench.core.client_request(CLIENT, [MARK, encode_body(asked)], bench.now)
+    bench.wait(9.0)
+    assert not bench.replies
+    bench.serve(1, "n1")
+    bench.give(1, bench.starts(1)[0])
+    bench.wait(1.0)
+    assert bench.error(b"other")["code"] == "not_found"
+    (made,) = [reply for reply in bench.replies if reply["id"] == b"s"]
+    assert made["session"]
+
+
 def test_a_head_that_runs_for_long_refuses_an_unknown_model_at_once(bench: FetchBench) -> None:
     bench.serve(1, "n1")
     bench.wait(10.0)
