@@ -271,7 +271,7 @@ def _recorded_source(path: Path) -> Mapping[str, Any]:
     """`source` of a record that may be damaged; empty when it can not be read."""
     try:
         source = json.loads((path / RECORD).read_text("utf-8"))["source"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
     return source if isinstance(source, dict) else {}
 
@@ -288,7 +288,7 @@ def _read_record(path: Path) -> dict[str, Any]:
         record = json.loads((path / RECORD).read_text("utf-8"))
     except FileNotFoundError as error:
         raise _incomplete(path, f"{RECORD} is missing") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _incomplete(path, f"{RECORD} can not be read ({error})") from error
     if not isinstance(record, dict):
         raise _incomplete(path, f"{RECORD} is no JSON object")

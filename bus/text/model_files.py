@@ -105,7 +105,7 @@ def _object(file: Path) -> dict[str, Any]:
         found = json.loads(file.read_text("utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelIncomplete(
             f"model file {file} can not be read ({error}); import the model again"
         ) from error

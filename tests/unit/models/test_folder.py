@@ -72,6 +72,7 @@ def _write(path: Path, text: str) -> None:
         (unlisted("model.onnx"), "does not list model.onnx"),
         (without("signature"), "superfluid.json is damaged"),
         (rewritten("{"), "superfluid.json can not be read"),
+        (rewritten("[" * 200_000), "superfluid.json can not be read"),
         (rewritten("[]"), "superfluid.json is no JSON object"),
         (rewritten('{"schema": 99}'), "has schema 99 and this version reads 1"),
     ],

@@ -226,9 +226,10 @@ def test_folders_that_can_not_be_used_say_why(tmp_path: Path) -> None:
     with pytest.raises(ModelIncomplete, match="import the model again"):
         TextModel.open(tmp_path / "m")
     text_folder(tmp_path / "m", sentence_piece())
-    (tmp_path / "m" / "genai_config.json").write_text("[1")
-    with pytest.raises(ModelIncomplete, match=r"genai_config\.json can not be read"):
-        TextModel.open(tmp_path / "m")
+    for text in ("[1", "[" * 200_000):
+        (tmp_path / "m" / "genai_config.json").write_text(text)
+        with pytest.raises(ModelIncomplete, match=r"genai_config\.json can not be read"):
+            TextModel.open(tmp_path / "m")
 
 
 def test_templates_are_found_in_all_three_places(tmp_path: Path) -> None:
