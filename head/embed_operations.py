@@ -36,7 +36,7 @@ class EmbedOperations:
         texts = asked.texts()
         self._core.texts.check(asked.model)
         self._refuse_hopeless(asked.model, texts)
-        opened = self._requests.open(request)
+        opened = self._requests.open(request, asked.max_wall_ms, now)
         described = partial(self._described, opened, asked, texts)
         self._core.texts.when_described(asked.model, described, now)
 
@@ -50,7 +50,7 @@ class EmbedOperations:
                 raise known
             if isinstance(known, Described) and known.kind != ENCODER:
                 raise makes_no_vectors(asked.model, known.kind)
-            _Embedding(self._core, opened, asked, len(texts), now).encode(texts)
+            _Embedding(self._core, opened, asked, len(texts)).encode(texts)
         except SuperfluidError as error:
             opened.stop_text()
             opened.fail(error)
@@ -67,13 +67,10 @@ class EmbedOperations:
 class _Embedding:
     """One request on its way: its texts' ids come in stretches, then all go to a node."""
 
-    def __init__(
-        self, core: Core, opened: JobRequest, asked: EmbedRequest, count: int, now: float
-    ) -> None:
+    def __init__(self, core: Core, opened: JobRequest, asked: EmbedRequest, count: int) -> None:
         self._core = core
         self._opened = opened
         self._asked = asked
-        self._since_s = now
         self._ids: list[PackedIds] = [PackedIds(b"")] * count
         self._missing = count
         self._digest = 0
@@ -154,7 +151,6 @@ class _Embedding:
             body=self._body(),
             client=self._opened.request.client,
             qos=QOS_CLASSES[asked.qos],
-            wall_ms=asked.max_wall_ms,
             tokenizer_digest=self._digest,
             resume=self._resume,
         )

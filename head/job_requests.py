@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from bus.errors import Internal, NotFound, RateLimited, SuperfluidError
+from bus.errors import Expired, Internal, NotFound, RateLimited, SuperfluidError
 from bus.ids import NodeIdentity, RequestId
 from bus.messages.api import error_body
 from head.book import MAX_OPEN_REQUESTS
@@ -36,7 +37,9 @@ class JobRequest:
     Invariant: `_waiting` is empty while there is credit.
     """
 
-    def __init__(self, requests: JobRequests, core: Core, request: ApiRequest) -> None:
+    def __init__(
+        self, requests: JobRequests, core: Core, request: ApiRequest, wall_ms: int, now: float
+    ) -> None:
         self._requests = requests
         self._core = core
         self.request = request
@@ -48,6 +51,9 @@ class JobRequest:
         #: Its end, while events wait for credit before it.
         self._last: dict[str, Any] | None = None
         self.is_over = False
+        self._wall_ms = wall_ms
+        self._ends_s = now + wall_ms / 1000
+        self._wall_timer = core.runs.jobs.timers.at(self._ends_s, self._expire) if wall_ms else None
 
     def run(self, spec: JobSpec, event_of: EventOf, end_of: EndOf, now: float) -> None:
         """Have the job done that answers the request.
@@ -75,6 +81,9 @@ class JobRequest:
             except SuperfluidError as error:
                 self.fail(_made_up(spec.kind, result.node, error))
 
+        if self._wall_ms:
+            # Some of it went by before.
+            spec = replace(spec, wall_ms=max(1, round((self._ends_s - now) * 1000)))
         job = self._core.runs.jobs.submit(spec, on_part, on_end, now)
         if not self.is_over:
             self._job = job
@@ -111,7 +120,25 @@ class JobRequest:
         self.end({"finish": CANCELLED})
         self._requests.begin_held(now)
 
+    def _expire(self, now: float) -> None:
+        self._wall_timer = None
+        if self.is_over or self._last is not None:
+            return
+        self._stop(now)
+        self.fail(
+            Expired(
+                f"the wall budget of {self._wall_ms} ms ended before the request; give it a larger "
+                "max_wall_ms, or add a node"
+            )
+        )
+
+    def drop(self) -> None:
+        """Its connection is gone: nothing comes of it any more."""
+        self.is_over = True
+        self._core.runs.jobs.timers.cancel(self._wall_timer)
+
     def _close(self, body: dict[str, Any]) -> None:
+        self._core.runs.jobs.timers.cancel(self._wall_timer)
         if self._last is None and not self.is_over:
             self._last = body
             self._pump()
@@ -156,8 +183,11 @@ class JobRequests:
         #: Whether jobs of a client may begin again that were held back.
         self._let_go = False
 
-    def open(self, request: ApiRequest) -> JobRequest:
+    def open(self, request: ApiRequest, wall_ms: int, now: float) -> JobRequest:
         """Begin to answer a request.
+
+        Args:
+            wall_ms: from now to its end; 0 is no limit.
 
         Raises:
             RateLimited: the client has as many open as it may.
@@ -169,7 +199,7 @@ class JobRequests:
                 "take their events, or wait for some to end",
                 retry_after_ms=1000,
             )
-        made = JobRequest(self, self._core, request)
+        made = JobRequest(self, self._core, request, wall_ms, now)
         self._open.setdefault(request.client, {})[request.id] = made
         return made
 
@@ -215,7 +245,7 @@ class JobRequests:
         del self._waiting_bytes[client]
         self._core.runs.jobs.room.held.discard(client)
         for request in self._open.pop(client, {}).values():
-            request.is_over = True
+            request.drop()
 
 
 def _made_up(kind: str, node: NodeIdentity | None, error: SuperfluidError) -> Internal:

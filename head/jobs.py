@@ -93,7 +93,7 @@ class JobDesk:
         self._outbox = outbox
         self._fleet = fleet
         self._blobs = blobs
-        self._timers = timers
+        self.timers = timers
         self._next_number = next_number
         self.room = JobRoom(fleet, timers, self.schedule)
         self._last_job = 0
@@ -127,7 +127,7 @@ class JobDesk:
         self._jobs[job.number] = job
         if spec.wall_ms:
             due = now + spec.wall_ms / 1000
-            job.wall_timer = self._timers.at(due, lambda at: self._expire(job, at))
+            job.wall_timer = self.timers.at(due, lambda at: self._expire(job, at))
         line.push(spec.client, job.number)
         self.schedule(spec.model, now)
         return job.number
@@ -282,7 +282,7 @@ class JobDesk:
             self.schedule(job.spec.model, at)
 
         job.resting[identity] = why
-        self._timers.at(now + REST_S, rested)
+        self.timers.at(now + REST_S, rested)
         self._wait_again(job, now)
 
     def _leave(self, job: Job, node: Node, why: str, now: float) -> None:
@@ -372,7 +372,7 @@ class JobDesk:
         if (until := self._waits_until(job, now)) is None:
             self._end(job, no_place(self._fleet, job, objections), now)
         elif self._recheck is None:
-            self._recheck = self._timers.at(min(until, now + RECHECK_S), self._look_again)
+            self._recheck = self.timers.at(min(until, now + RECHECK_S), self._look_again)
 
     def _look_again(self, now: float) -> None:
         self._recheck = None
@@ -399,7 +399,8 @@ class JobDesk:
     def _expire(self, job: Job, now: float) -> None:
         job.wall_timer = None
         text = f"the wall budget of {job.spec.wall_ms} ms ended before the job; give it more"
-        self._end(job, Expired(text), now)
+        if job.number in self._jobs:  # Another timer of this moment may have ended it.
+            self._end(job, Expired(text), now)
 
     def _end(self, job: Job, result: JobDone | SuperfluidError, now: float) -> None:
         self._forget(job, now)
@@ -409,14 +410,14 @@ class JobDesk:
         """Take a job out; the node that has it is told."""
         model, on = job.spec.model, job.on
         del self._jobs[job.number]
-        self._timers.cancel(job.wall_timer)
+        self.timers.cancel(job.wall_timer)
         if on is None:
             self._lines[model].remove_if(lambda number: number == job.number)
         else:
             self._take_off(job, now)
             self._outbox.send(on.link, JobCancel(job=on.number))
         if len(self._lines[model]):
-            self._timers.at(now, lambda at: self.schedule(model, at))
+            self.timers.at(now, lambda at: self.schedule(model, at))
 
     def validate_state(self) -> None:
         """Check the invariants; for tests.

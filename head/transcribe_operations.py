@@ -59,10 +59,9 @@ class TranscribeOperations:
             client=request.client,
             blobs=files,
             qos=QOS_CLASSES[asked.qos],
-            wall_ms=asked.max_wall_ms,
             resume=windows.resume,
         )
-        opened = self._requests.open(request)
+        opened = self._requests.open(request, asked.max_wall_ms, now)
 
         def begin(known: object, at: float) -> None:
             if opened.is_over:

@@ -10,6 +10,7 @@ import pytest
 from bus.ids import unpack_ids
 from bus.messages.job_bodies import EmbedBody, EmbedEnd, EmbedPart, pack_body, unpack_body
 from bus.messages.link_jobs import JobStart
+from bus.messages.text import EncodeTexts
 from head.book import MAX_OPEN_REQUESTS
 from head.job_requests import MAX_WAITING_BYTES
 from tests.harness.job_bench import ENCODER, WINDOW, JobBench, packed
@@ -278,6 +279,40 @@ def test_a_client_that_takes_no_events_gets_no_further_ones_made(bench: JobBench
     bench.core.client_gone(b"c", bench.now)
     bench.settle()
     assert bench.desk.room.held == set()
+
+
+def test_the_budget_counts_from_the_request_on() -> None:
+    bench = JobBench()
+    bench.op("embed", model=ENCODER, input="a", max_wall_ms=3000)
+    bench.op("embed", id=b"f", model=ENCODER, input="a", max_wall_ms=5000)
+    bench.wait(2.0)
+    bench.encoder(1)
+    assert [start.wall_ms for start in bench.starts(1)] == [1000, 3000]
+    bench.wait(1.5)
+    assert error_of(bench)["code"] == "expired"
+    assert bench.cancels(1) == [bench.starts(1)[0].job]
+    bench.part(1, bench.starts(1)[1], 0, vectors(0, (1.0,)))
+    bench.end(1, bench.starts(1)[1], parts=1, body=pack_body(EmbedEnd()))
+    bench.wait(5.0)
+    assert [reply["kind"] for reply in bench.replies] == ["error", "event", "end"]
+
+
+def test_the_budget_ends_one_whose_texts_are_not_encoded_yet() -> None:
+    held: list[object] = []
+
+    class SlowText(JobBench):
+        def text_reply(self, job: Any) -> object:
+            if isinstance(job, EncodeTexts):
+                held.append(job)
+                return object()
+            return super().text_reply(job)
+
+    bench = SlowText()
+    bench.encoder(1)
+    bench.op("embed", model=ENCODER, input="a", max_wall_ms=500)
+    bench.wait(1.0)
+    assert (len(held), error_of(bench)["code"]) == (1, "expired")
+    assert bench.starts(1) == []
 
 
 def test_so_many_may_be_open_and_no_more(bench: JobBench) -> None:
