@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -37,14 +38,21 @@ class EmbedOperations:
         self._core.texts.check(asked.model)
         self._refuse_hopeless(asked.model, texts)
         opened = self._requests.open(request, asked.max_wall_ms, now)
-        described = partial(self._described, opened, asked, texts)
-        self._core.texts.when_described(asked.model, described, now)
+        try:
+            opened.keep(texts)
+            # What waits there knows the request only, so that no text outlives it.
+            asked = replace(asked, input=None)
+            described = partial(self._described, opened, asked)
+            self._core.texts.when_described(asked.model, described, now)
+        except SuperfluidError as error:
+            opened.fail(error)
 
     def _described(
-        self, opened: JobRequest, asked: EmbedRequest, texts: list[str], known: object, now: float
+        self, opened: JobRequest, asked: EmbedRequest, known: object, now: float
     ) -> None:
         if opened.is_over:
             return
+        texts = opened.take()
         try:
             if isinstance(known, SuperfluidError):
                 raise known

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from bus.errors import Expired, Internal, NotFound, RateLimited, SuperfluidError
+from bus.errors import Expired, Internal, NotFound, QueueFull, RateLimited, SuperfluidError
 from bus.ids import NodeIdentity, RequestId
 from bus.messages.api import error_body
 from head.book import MAX_OPEN_REQUESTS
@@ -22,6 +22,9 @@ from head.operation import ApiRequest, Core
 #: Of events that wait for credit of one client. Above it no further job of it begins; those that
 #: run may add some.
 MAX_WAITING_BYTES = 32 * 1024 * 1024
+#: Characters of texts that wait for their model's tokenizer: of a client, and of all.
+MAX_KEPT_TEXT = 32 * 1024 * 1024
+MAX_KEPT_TEXTS = 8 * MAX_KEPT_TEXT
 #: How a request ends, in its `end`.
 DONE, CANCELLED = "done", "cancelled"
 
@@ -42,7 +45,8 @@ class JobRequest:
     ) -> None:
         self._requests = requests
         self._core = core
-        self.request = request
+        #: Without its body, which may be long.
+        self.request = replace(request, body={}, blobs=())
         self.text_jobs: set[int] = set()
         self._job: int | None = None
         self._credit = request.envelope.credit
@@ -51,6 +55,8 @@ class JobRequest:
         #: Its end, while events wait for credit before it.
         self._last: dict[str, Any] | None = None
         self.is_over = False
+        #: What it keeps until the model's tokenizer is there; nothing once it is over.
+        self.texts: list[str] = []
         self._wall_ms = wall_ms
         self._ends_s = now + wall_ms / 1000
         self._wall_timer = core.runs.jobs.timers.at(self._ends_s, self._expire) if wall_ms else None
@@ -87,6 +93,21 @@ class JobRequest:
         job = self._core.runs.jobs.submit(spec, on_part, on_end, now)
         if not self.is_over:
             self._job = job
+
+    def keep(self, texts: list[str]) -> None:
+        """Keep texts until they are taken, or it is over.
+
+        Raises:
+            QueueFull: too much is kept already.
+        """
+        self._requests.keep(self.request.client, sum(map(len, texts)))
+        self.texts = texts
+
+    def take(self) -> list[str]:
+        """The texts that were kept, which are no longer."""
+        taken, self.texts = self.texts, []
+        self._requests.let_go(self.request.client, sum(map(len, taken)))
+        return taken
 
     def _event(self, body: dict[str, Any], size_bytes: int) -> None:
         """Give an event, when there is credit for it."""
@@ -135,10 +156,12 @@ class JobRequest:
     def drop(self) -> None:
         """Its connection is gone: nothing comes of it any more."""
         self.is_over = True
+        self.take()
         self._core.runs.jobs.timers.cancel(self._wall_timer)
 
     def _close(self, body: dict[str, Any]) -> None:
         self._core.runs.jobs.timers.cancel(self._wall_timer)
+        self.take()
         if self._last is None and not self.is_over:
             self._last = body
             self._pump()
@@ -180,6 +203,8 @@ class JobRequests:
         self._open: dict[ClientKey, dict[RequestId, JobRequest]] = {}
         #: Bytes of events that wait for credit, by client.
         self._waiting_bytes: Counter[ClientKey] = Counter()
+        #: Characters of texts that requests keep, by client.
+        self._kept: Counter[ClientKey] = Counter()
         #: Whether jobs of a client may begin again that were held back.
         self._let_go = False
 
@@ -202,6 +227,25 @@ class JobRequests:
         made = JobRequest(self, self._core, request, wall_ms, now)
         self._open.setdefault(request.client, {})[request.id] = made
         return made
+
+    def keep(self, client: ClientKey, size: int) -> None:
+        """So many characters more are kept for a client.
+
+        Raises:
+            QueueFull: too many are kept already.
+        """
+        if self._kept[client] + size > MAX_KEPT_TEXT or self._kept.total() + size > MAX_KEPT_TEXTS:
+            raise QueueFull(
+                "too much text waits for the tokenizer of its model already; try again in a second",
+                retry_after_ms=1000,
+            )
+        self._kept[client] += size
+
+    def let_go(self, client: ClientKey, size: int) -> None:
+        """So many are kept no longer."""
+        self._kept[client] -= size
+        if not self._kept[client]:
+            del self._kept[client]
 
     def wait(self, client: ClientKey, size_bytes: int) -> None:
         """So much more waits for credit of a client, or less."""

@@ -315,6 +315,26 @@ def test_the_budget_ends_one_whose_texts_are_not_encoded_yet() -> None:
     assert bench.starts(1) == []
 
 
+def test_texts_that_wait_for_a_tokenizer_are_bounded_and_go_with_their_request() -> None:
+    bench = JobBench()
+    text = "a" * (7 << 20)
+    for number in range(5):
+        bench.op("embed", id=b"%d" % number, model="not-there-yet", input=text)
+    assert [reply["id"] for reply in bench.replies] == [b"4"]
+    assert (error_of(bench)["code"], error_of(bench)["retry_after_ms"]) == ("queue_full", 1000)
+    bench.op("cancel", id=b"x", about=b"0")
+    bench.replies.clear()
+    bench.op("embed", id=b"5", model="not-there-yet", input=text)
+    assert bench.replies == []
+    bench.core.client_gone(b"c", bench.now)
+    bench.settle()
+    for number in range(4):
+        bench.op("embed", id=b"%d" % number, model="not-there-yet", input=text)
+    assert bench.replies == []
+    bench.wait(11.0)
+    assert {reply["error"]["code"] for reply in bench.replies} == {"not_found"}
+
+
 def test_so_many_may_be_open_and_no_more(bench: JobBench) -> None:
     for number in range(MAX_OPEN_REQUESTS):
         bench.op("embed", id=b"%d" % number, model=ENCODER, input="a")
