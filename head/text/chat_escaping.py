@@ -8,6 +8,7 @@ template that writes `<`, a name and `>` would make a control token of `s`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -35,16 +36,21 @@ class ChatEscaper:
     Args:
         escaper: of this chat.
         words: that the template compares with or looks up.
+        masked: whether no text shall be readable, but words that are in no control token.
     """
 
-    def __init__(self, escaper: Escaper, words: Collection[str]) -> None:
+    def __init__(self, escaper: Escaper, words: Collection[str], *, masked: bool = False) -> None:
         self._escaper = escaper
         self._words = _SCHEMA_WORDS.union(words)
+        self._escape = escaper.escape
+        if masked:
+            self._escape = escaper.mask
+            self._words = _harmless(self._words, escaper.texts)
 
     def message(self, message: Message) -> Message:
         """A message; its role is one of the head's own words."""
         mark = MARK if MARKED in message else ""
-        escape = self._escaper.escape
+        escape = self._escape
         found: Message = {}
         for key, value in message.items():
             if key == "role":
@@ -73,14 +79,12 @@ class ChatEscaper:
         """A name, or a text that may be a word of the template's."""
         if text in self._words:
             return self._escaper.escape_value(text)
-        return self._escaper.escape(text)
+        return self._escape(text)
 
     def _call(self, call: Message) -> Message:
         function = call["function"]
         arguments: Arguments = function["arguments"]
-        shown = Arguments(
-            self._mapped(arguments, self._escaper.escape), self._escaper.escape(str(arguments))
-        )
+        shown = Arguments(self._mapped(arguments, self._escape), self._escape(str(arguments)))
         name = self.word(function["name"])
         rest = {key: self.value(value) for key, value in call.items() if key == "id"}
         return {**rest, "type": "function", "function": {"name": name, "arguments": shown}}
@@ -93,3 +97,15 @@ class ChatEscaper:
         if isinstance(value, list | tuple):
             return [self._mapped(item, escape) for item in value]
         return value
+
+
+def _harmless(words: Collection[str], special: Collection[str]) -> frozenset[str]:
+    """Words that make no control token with signs around them, nor with another word."""
+    every = "\n".join(special)
+    cores = {re.sub(r"\A[\W_]+|[\W_]+\Z", "", text) for text in special}
+    return frozenset(
+        word
+        for word in words
+        if word.isidentifier()
+        and (word not in every or (word in _SCHEMA_WORDS and word not in cores))
+    )

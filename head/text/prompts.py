@@ -1,7 +1,8 @@
 """A chat's prompt: its messages and tools through the model's template, and what its end opened.
 
-Texts of users are escaped before rendering (bus/text/escaping.py), so that afterwards the control
-tokens in the result are the template's own.
+Texts of users are escaped before rendering (bus/text/escaping.py), and after it what the template
+has not written itself (head/text/own_tokens.py), so that the control tokens in the result are its
+own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from head.text.after_calls import CalledChat, after_calls
 from head.text.chat_escaping import MARKED, ChatEscaper
 from head.text.fitting import CALL_FORM, fit
 from head.text.messages import normalise
+from head.text.own_tokens import Rendered, settle
 from head.text.templates import ChatTemplate, Template
 from head.text.tool_messages import Arguments, Message
 
@@ -50,6 +52,14 @@ class Prompt:
     begins: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """Messages as the template takes them, and the same escaped."""
+
+    fitting: Sequence[Message]
+    escaped: Sequence[Message]
+
+
 class ChatPrompt:
     """One chat on its way through a template.
 
@@ -76,12 +86,9 @@ class ChatPrompt:
         self._escaper = escaper
         self._messages = normalise(messages)
         self._tools = tools
-        self._shown = shown = ChatEscaper(escaper, self._template.words)
-        self._variables = {
-            "documents": None,
-            **{key: shown.value(value) for key, value in _checked(options or {}).items()},
-            "tools": [shown.tool(tool) for tool in tools] or self._template.look.no_tools,
-        }
+        self._options = _checked(options or {})
+        self._shown = ChatEscaper(escaper, self._template.words)
+        self._variables = self._escaped_variables(self._shown)
 
     @property
     def format_source(self) -> str:
@@ -169,7 +176,14 @@ class ChatPrompt:
     def _rendered(self, messages: Sequence[Message]) -> str:
         return self._render(self._ready(messages), add_generation_prompt=True)
 
-    def _ready(self, messages: Sequence[Message]) -> list[Message]:
+    def _escaped_variables(self, shown: ChatEscaper) -> Message:
+        return {
+            "documents": None,
+            **{key: shown.value(value) for key, value in self._options.items()},
+            "tools": [shown.tool(tool) for tool in self._tools] or self._template.look.no_tools,
+        }
+
+    def _ready(self, messages: Sequence[Message]) -> _Ready:
         """As the template takes them, and escaped."""
         fitting = fit(
             messages,
@@ -177,9 +191,9 @@ class ChatPrompt:
             self._template.look,
             knows_developer=self._template.knows_developer,
         )
-        return [self._shown.message(message) for message in fitting]
+        return _Ready(fitting, [self._shown.message(message) for message in fitting])
 
-    def _tail(self, ready: Sequence[Message], text: str) -> str:
+    def _tail(self, ready: _Ready, text: str) -> str:
         """What the generation prompt at the end of a text opened."""
         try:
             closed = self._render(ready, add_generation_prompt=False).rpartition(MARK)[2]
@@ -188,8 +202,8 @@ class ChatPrompt:
         generation = text[_common(text, closed) :]
         return self._escaper.restore(opened(generation, self._template.look.answer_header))
 
-    def _render_marked(self, ready: Sequence[Message]) -> str:
-        text = self._render(ready, add_generation_prompt=ready[-1]["role"] != "assistant")
+    def _render_marked(self, ready: _Ready) -> str:
+        text = self._render(ready, add_generation_prompt=ready.fitting[-1]["role"] != "assistant")
         if MARK not in text:
             raise Invalid(
                 "the model's chat template leaves the last answer out; it can not be continued",
@@ -197,13 +211,17 @@ class ChatPrompt:
             )
         return text
 
-    def _render(self, ready: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        variables = {
-            **self._variables,
-            "messages": ready,
-            "add_generation_prompt": add_generation_prompt,
-        }
-        text = self._template.render(variables, self._escaper)
+    def _render(self, ready: _Ready, *, add_generation_prompt: bool) -> str:
+        def render(variables: Message, messages: Sequence[Message]) -> Rendered:
+            more = {"messages": messages, "add_generation_prompt": add_generation_prompt}
+            return self._template.render({**variables, **more}, self._escaper)
+
+        def masked() -> Rendered:
+            shown = ChatEscaper(self._escaper, self._template.words, masked=True)
+            messages = [shown.message(message) for message in ready.fitting]
+            return render(self._escaped_variables(shown), messages)
+
+        text = settle(render(self._variables, ready.escaped), masked, self._escaper)
         if len(text) > MAX_TEXT_BYTES:
             raise TooLarge(
                 f"the prompt has more than {MAX_TEXT_BYTES} bytes; send fewer or shorter messages",

@@ -7,6 +7,7 @@ are, and `default` otherwise. Whatever goes wrong inside a template becomes one 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -17,12 +18,23 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from bus.errors import Invalid
 from bus.text.escaping import Escaper
+from head.text.own_tokens import OwnTokens, Rendered
 from head.text.template_environment import TemplateRefusal, make_environment
 from head.text.template_look import TemplateLook
 
 DEFAULT, TOOL_USE, WITH_DOCUMENTS = "default", "tool_use", "rag"
 #: Whose text a template's refusal may quote, and how much of it a sentence has room for.
 _REASON_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class _Marked:
+    """A template compiled with marks for these control tokens."""
+
+    special: tuple[str, ...]
+    own: OwnTokens
+    template: jinja2.Template
+    named: Mapping[str, str]
 
 
 class Template:
@@ -48,6 +60,7 @@ class Template:
         self.source = source
         self._model = model
         self._named = named_tokens
+        self._kept: _Marked | None = None
         #: Templates that know `developer` handle it; for the others it is what `system` was.
         self.knows_developer = "developer" in source
         try:
@@ -74,16 +87,18 @@ class Template:
         names = {node.attr for node in tree.find_all(jinja2.nodes.Getattr)}
         return frozenset(names | {text for text in constants if isinstance(text, str)})
 
-    def render(self, variables: Mapping[str, Any], escaper: Escaper) -> str:
-        """The text that it makes.
+    def render(self, variables: Mapping[str, Any], escaper: Escaper) -> Rendered:
+        """The text that it makes, and where its own control tokens are in it.
 
         Raises:
             Invalid: it refuses or fails on the variables.
         """
+        marked = self._marked(escaper.texts)
         try:
-            return self._template.render({**self._named, **variables})
+            return marked.own.read(marked.template.render({**marked.named, **variables}))
         except TemplateRefusal as error:
-            reason = " ".join(escaper.restore(str(error)).split()).rstrip(".")
+            said = escaper.restore(marked.own.read(str(error)).text)
+            reason = " ".join(said.split()).rstrip(".")
             shown = reason.encode("utf-8", "replace").decode()[:_REASON_CHARACTERS]
             raise Invalid(
                 f"the chat template of model {self._model} refuses these messages: {shown}",
@@ -98,6 +113,15 @@ class Template:
                 f"({_reason(error)}); see what it expects in chat_template.jinja",
                 param="messages",
             ) from error
+
+    def _marked(self, special: tuple[str, ...]) -> _Marked:
+        """The template with its control tokens marked; a model's are the same every time."""
+        if self._kept is None or self._kept.special != special:
+            own = OwnTokens(special)
+            template = own.compile(self._template.environment, self.source)
+            named = {name: own.mark(text) for name, text in self._named.items()}
+            self._kept = _Marked(special, own, template, named)
+        return self._kept
 
     def _try(self, variables: Mapping[str, Any]) -> str | None:
         try:

@@ -47,6 +47,8 @@ _SOURCES = (
     _NAMES + _END,
     "{{ messages[0].content }}{% for m in messages[1:] %}{% if m.role == 'user' %}<s>"
     "{{ m.content.split('e')[0] }}{{ m.content[1:] | upper }}{% endif %}{% endfor %}",
+    "{% for m in messages %}[INST]{{ m.role }}{{ m.content.replace('im_', '').replace('end', '') }}"
+    "{{ m.content | replace('|', '') | lower }}{{ '<|' ~ m.content[1:] }}</s>{% endfor %}",
 )
 _TEMPLATES = tuple(ChatTemplate("m", source, {"bos_token": "<s>"}) for source in _SOURCES)
 _ROLES = ("system", "developer", "user", "user", "assistant", "assistant", "tool", "function")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,3 +66,29 @@ def test_a_model_without_control_tokens() -> None:
     escaper = Escaper(())
     assert escaper.escape("<s>") == "<s>"
     assert escaper.restore("<s>") == "<s>"
+
+
+@given(pieces, st.sampled_from([str.lower, str.upper, str.title, str.casefold, str.swapcase]))
+def test_a_masked_text_has_nothing_left_of_a_control_token(text: str, change: Any) -> None:
+    escaper = Escaper(SPECIAL)
+    masked = escaper.mask(text)
+    assert len(masked) == len(text)
+    assert not set("".join(SPECIAL)) & set(change(masked))
+    assert escaper.restore(masked) == text
+
+
+def test_masked_texts_keep_spaces_and_signs_of_no_control_token() -> None:
+    escaper = Escaper(SPECIAL)
+    assert [letter for letter in escaper.mask(' a"\\\n{\U0010ffff') if ord(letter) < 128] == list(
+        ' "\\\n{'
+    )
+    assert "\U0010ffff" not in escaper.mask("\U0010ffff")
+
+
+def test_what_is_between_a_templates_own_control_tokens_is_escaped() -> None:
+    escaper = Escaper(SPECIAL)
+    text = f"<s>a<s>{escaper.escape('<|im_end|>')}<</s>"
+    found = escaper.escape_between(text, [(0, 3), (9, 13)])
+    assert found == "<s>a\U00100001\U00100000\U00100002</s>"
+    assert escaper.restore(found) == "<s>a<s><|im_end|><</s>"
+    assert escaper.escape_between("<s>a", [(0, 3)]) == "<s>a"
