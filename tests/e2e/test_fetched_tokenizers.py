@@ -15,6 +15,7 @@ import pytest
 from agent.models.encoder_importer import import_encoder
 from bench.cluster import Cluster
 from bus.client import Client
+from bus.client_events import TokenEvent
 from bus.errors import Invalid, NotFound
 from tests.harness.cluster_checks import wait_for
 from tests.harness.models import smollm2_folder
@@ -125,7 +126,7 @@ def test_a_stream_goes_on_over_a_restart_that_finds_nothing_kept(copyless: Copyl
     tokens, text, killed = list[int](), "", False
     with copyless.client.generate(copyless.model, "Hello", **options).stream() as stream:
         for event in stream:
-            if event.type != "token":
+            if not isinstance(event, TokenEvent):
                 continue
             tokens += event.tokens
             text += event.text
