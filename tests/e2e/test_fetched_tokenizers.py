@@ -15,8 +15,8 @@ import pytest
 from agent.models.encoder_importer import import_encoder
 from bench.cluster import Cluster
 from bus.client import Client
-from bus.client_events import TokenEvent
 from bus.errors import Invalid, NotFound
+from bus.messages.api import TokenEvent
 from tests.harness.cluster_checks import wait_for
 from tests.harness.models import smollm2_folder
 from tests.harness.small_encoder import write_small_encoder
