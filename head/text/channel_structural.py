@@ -41,9 +41,19 @@ class Around:
         """The tag of one tool."""
         return {
             "begin": self.begin.replace("{name}", name),
-            "schema": {"type": "object", **schema},
+            "schema": {"type": "object", **_closed(schema)},
             "end": self.end,
         }
+
+
+def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema of arguments that says nothing of further ones, without further ones.
+
+    A model makes them up where it may, and functions do not take them.
+    """
+    if "properties" not in schema or "additionalProperties" in schema or schema.keys() - _HELD:
+        return schema
+    return {**schema, "additionalProperties": False}
 
 
 def function_tag(name: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -151,3 +151,19 @@ def test_a_tool_that_was_not_given_is_refused() -> None:
     with pytest.raises(Invalid, match="there is no tool 'no'") as caught:
         FORMATS["hermes"].structural(TOOLS, "no", True)
     assert caught.value.param == "tool_choice"
+
+
+def test_a_tool_that_takes_nothing_is_called_with_nothing() -> None:
+    source = FORMATS["hermes"].structural([TOOLS[1]], "required", False)
+    assert source is not None
+    call = '<tool_call>\n{{"name": "get_time", "arguments": {}}}\n</tool_call>'
+    assert accepts(source, call.format("{}"))
+    assert not accepts(source, call.format('{"PARAMETER": "VALUE"}'))
+
+
+def test_a_tool_that_takes_any_object_is_called_with_any() -> None:
+    tools = [{"name": "keep", "parameters": {"type": "object"}}]
+    source = FORMATS["hermes"].structural(tools, "required", False)
+    assert source is not None
+    call = '<tool_call>\n{"name": "keep", "arguments": {"a": 1}}\n</tool_call>'
+    assert accepts(source, call)
