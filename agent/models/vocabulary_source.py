@@ -39,6 +39,10 @@ END_TEXTS = frozenset(
         "<\uff5cend\u2581of\u2581sentence\uff5c>",
     )
 )
+#: Of those, what is also a tag of HTML: behind SentencePiece's own place for it, a file that calls
+#: it user-defined means the tag.
+_TAGS = frozenset(("</s>",))
+_LAST_END_ID = 2
 #: Where a vocabulary has both, `<|end|>` ends a message within a turn and not the turn.
 _HARMONY_ENDS = frozenset(("<|return|>", "<|call|>"))
 #: Texts of tokens that cut a document where code is to be filled in.
@@ -222,9 +226,9 @@ def _true_kinds(tokens: Sequence[str], kinds: Sequence[int], named: Container[in
 
     def is_control(index: int, kind: int) -> bool:
         text = tokens[index] if index < len(tokens) else ""
-        return kind == UNKNOWN or (
-            kind == USER_DEFINED and (index in named or text in END_TEXTS or text in _FILL_TEXTS)
-        )
+        is_tag = text in _TAGS and index > _LAST_END_ID
+        cuts = (text in END_TEXTS and not is_tag) or text in _FILL_TEXTS
+        return kind == UNKNOWN or (kind == USER_DEFINED and (index in named or cuts))
 
     return [CONTROL if is_control(index, kind) else kind for index, kind in enumerate(kinds)]
 

@@ -38,6 +38,7 @@ MEASURED = {
     "agent/worker/encoder_loop.py": {"time.perf_counter"},
     "agent/worker/grammar.py": {"time.thread_time"},
     "agent/worker/model_runner.py": {"time.perf_counter", "time.process_time"},
+    "agent/worker/transcriber_loop.py": {"time.perf_counter"},
     "bus/text/constraints.py": {"time.thread_time"},
     "head/store.py": {"time.monotonic"},
 }

@@ -245,9 +245,9 @@ EVENTS = (
     ),
     Mutant(
         name="tokens_after_a_stop_are_kept",
-        target="head.answers:until_stop",
-        find="return kept, reader.stop",
-        replace="return count_ids(ids), reader.stop",
+        target="head.answer_readers:until_stop",
+        find="return kept, reader.over",
+        replace="return count_ids(ids), reader.over",
         profiles=("calm", "crowd"),
     ),
     Mutant(
