@@ -95,7 +95,7 @@ lint: $(STAMP_DEV)
 	$(BIN)/python -m pip --disable-pip-version-check check
 
 unit: $(STAMP_DEV)
-	$(BIN)/pytest -q -n 2 $(TEST_FLAGS)
+	$(BIN)/pytest -q -n 2 --dist worksteal $(TEST_FLAGS)
 
 test: lint unit
 
