@@ -18,6 +18,8 @@ from tests.harness.cluster_checks import wait_for
 NODES = ("node-1", "node-2", "node-3")
 #: Streams that run at any moment, one after the other in each of these places.
 STREAMS = 6
+#: Two nodes hold all streams and one node does not, so each that stays has some.
+LANES = 4
 TOKENS = 1500
 
 
@@ -30,7 +32,7 @@ def whole(toy: Path) -> list[int]:
 
 @pytest.fixture
 def trio(toy: Path) -> Iterator[Cluster]:
-    with Cluster(toy, threads=1, nodes=len(NODES)) as made:
+    with Cluster(toy, threads=1, nodes=len(NODES), lanes=LANES) as made:
         yield made
 
 
