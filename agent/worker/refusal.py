@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from bus.errors import Invalid, SuperfluidError
 from bus.ids import GenerationId
 from bus.messages.parts import Finish, Usage
@@ -38,15 +40,22 @@ def refused_run(submit: Submit, error: SuperfluidError) -> OutputRun:
     return OutputRun(generation=submit.generation, first_index=0, finish=finish)
 
 
+def _told(error: SuperfluidError) -> dict[str, Any]:
+    """What every refusal says of its error."""
+    return {
+        "code": error.code,
+        "message": shown(error.message),
+        "param": error.param or "",
+        "length": error.details.get("length", 0),
+        "max": error.details.get("max", 0),
+    }
+
+
 def rejected(generation: GenerationId, error: SuperfluidError) -> Rejected:
     """The answer to a submit that another node may take."""
     return Rejected(
         generation=generation,
-        code=error.code,
-        message=shown(error.message),
-        param=error.param or "",
-        length=error.details.get("length", 0),
-        max=error.details.get("max", 0),
+        **_told(error),
     )
 
 
@@ -54,11 +63,7 @@ def embed_failed(job: GenerationId, error: SuperfluidError) -> EmbedFailed:
     """The answer to a job that gets no vectors."""
     return EmbedFailed(
         job=job,
-        code=error.code,
-        message=shown(error.message),
-        param=error.param or "",
-        length=error.details.get("length", 0),
-        max=error.details.get("max", 0),
+        **_told(error),
     )
 
 
@@ -66,11 +71,7 @@ def transcribe_failed(job: GenerationId, error: SuperfluidError) -> TranscribeFa
     """The answer to a job of which nothing more comes."""
     return TranscribeFailed(
         job=job,
-        code=error.code,
-        message=shown(error.message),
-        param=error.param or "",
-        length=error.details.get("length", 0),
-        max=error.details.get("max", 0),
+        **_told(error),
     )
 
 
