@@ -9,7 +9,9 @@ from typing import Any
 
 from bus.errors import Invalid, TooLarge
 from bus.fields import kind_of
+from bus.ids import U32_MAX
 from bus.messages.api import MAX_BODY_BYTES, GenerationOptions, encode_body
+from bus.wrong_places import half_character
 
 _OPTIONS = frozenset(f.name for f in dataclasses.fields(GenerationOptions)) - {"model"}
 
@@ -62,6 +64,17 @@ def checked_messages(messages: Any) -> list[dict[str, Any]]:
     return [dict(message) for message in given]
 
 
+def checked_template(given: Any) -> dict[str, Any] | None:
+    """Further variables for a model's chat template; None when none are given.
+
+    Raises:
+        Invalid: it is no map.
+    """
+    if given is not None and not isinstance(given, Mapping):
+        raise Invalid(f"template should be a map, not {kind_of(given)}", param="template")
+    return None if given is None else dict(given)
+
+
 def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options without those that are None, nor `n`, which is 1.
 
@@ -99,6 +112,8 @@ def _check_bias(given: Any) -> None:
                 f"logit_bias has {key!r} as a token id; ids are whole numbers from 0",
                 param="logit_bias",
             )
+        if type(key) is int and 0 <= key <= U32_MAX and str(key) in given:
+            raise Invalid(f"logit_bias has id {key} twice; give it once", param="logit_bias")
 
 
 def pack_request(body: Mapping[str, Any]) -> bytes:
@@ -125,9 +140,10 @@ def _check_packs(name: str, value: Any) -> None:
     try:
         encode_body({name: value})
     except UnicodeEncodeError:
+        place = half_character({name: value}) or name
         raise Invalid(
-            f"{name} has text with half of a surrogate pair, which is no character; remove it",
-            param=name,
+            f"{place} has text with half of a surrogate pair, which is no character; remove it",
+            param=place,
         ) from None
     except (TypeError, ValueError, OverflowError) as error:
         raise Invalid(f"{name} can not be packed ({error})", param=name) from None

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bus.errors import ConfigInvalid
-from bus.fields import OneOf, Range
+from bus.fields import OneOf, Range, choices
 
 ENV_PREFIX = "SUPERFLUID_"
 
@@ -226,6 +226,4 @@ def _check_rules(value: Any, rules: tuple[Any, ...]) -> None:
         if isinstance(rule, Range) and not rule.low <= value <= rule.high:
             raise ValueError(f"is {value}; it should be {rule.low:g} to {rule.high:.15g}")
         if isinstance(rule, OneOf) and value not in rule.values:
-            names = ", ".join(sorted(filter(None, rule.values)))
-            or_none = ', or "" for the default' if "" in rule.values else ""
-            raise ValueError(f"is {value!r}; it should be one of {names}{or_none}")
+            raise ValueError(f"is {value!r}; it should be one of {choices(rule.values)}")

@@ -7,7 +7,7 @@ with what is wrong in words that fit behind the field's name.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,10 +133,16 @@ def check_line(limit: int) -> Convert:
     return convert
 
 
+def choices(values: Collection[str]) -> str:
+    """Words to choose from as a sentence has them; the empty one is the default."""
+    named = ", ".join(sorted(filter(None, values)))
+    return f'{named}, or "" for the default' if "" in values else named
+
+
 def check_one_of(values: frozenset[str]) -> Convert:
     def convert(value: Any) -> str:
         if type(value) is not str or value not in values:
-            raise FieldError(f"should be one of {', '.join(sorted(values))}")
+            raise FieldError(f"should be one of {choices(values)}")
         return value
 
     return convert

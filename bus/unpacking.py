@@ -8,7 +8,7 @@ import msgpack
 
 from bus.errors import DecodeError
 from bus.fields import kind_of
-from bus.wrong_texts import not_unicode
+from bus.wrong_places import WrongKey, not_unicode, wrong_key
 
 #: Deeper data than any message of ours has; stops bombs before objects are made of them.
 MAX_DEPTH = 16
@@ -18,6 +18,8 @@ MAX_CONTAINERS = 1 << 18
 _NESTED = frozenset({list, dict})
 #: A message that is too short to hold enough of them for it to matter is not counted through.
 _COUNTED_FROM_BYTES = 64 * 1024
+#: How much of a key an error repeats.
+_SHOWN_KEY = 60
 
 
 def unpack(
@@ -47,6 +49,8 @@ def unpack(
         )
     except DecodeError:
         raise
+    except WrongKey as wrong:
+        raise wrong_key(data, wrong, _MapMaker(None)) from None
     except UnicodeDecodeError:
         raise not_unicode(data) from None
     except Exception as error:  # noqa: BLE001 - msgpack raises many kinds for bad input
@@ -87,9 +91,10 @@ class _MapMaker:
             if type(key) is int:
                 key = str(key)
             elif type(key) is not str and type(key) is not bytes:
-                raise DecodeError(f"a map has {kind_of(key)} as a key; it should be text")
+                raise WrongKey(f"has {kind_of(key)} as a key; it should be text or a whole number")
             if key in made:
-                raise DecodeError(f"a map has the key {key!r} twice")
+                named = key if type(key) is str else ""
+                raise WrongKey(f"has the key {key[:_SHOWN_KEY]!r} twice; give it once", named)
             made[key] = value
         return made
 

@@ -9,7 +9,7 @@ import pytest
 
 from bus.api_maps import from_map, to_map
 from bus.errors import Invalid
-from bus.fields import Range
+from bus.fields import OneOf, Range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,26 @@ def test_structs_inside_api_maps_are_maps_there_and_back() -> None:
         with pytest.raises(Invalid) as caught:
             from_map(Outer, values)
         assert caught.value.param == param
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    must: Annotated[str, OneOf(frozenset({"b", "a"}))] = "a"
+    may: Annotated[str, OneOf(frozenset({"", "mean", "cls"}))] = ""
+
+
+@pytest.mark.parametrize(
+    ("field", "says"),
+    [
+        ("must", "must should be one of a, b"),
+        ("may", 'may should be one of cls, mean, or "" for the default'),
+    ],
+)
+def test_what_may_be_chosen_is_named_and_the_empty_word_too(field: str, says: str) -> None:
+    for wrong in ("max", 5):
+        with pytest.raises(Invalid) as caught:
+            from_map(Chosen, {field: wrong})
+        assert (caught.value.message, caught.value.param) == (says, field)
 
 
 def test_what_is_none_is_left_out_and_what_is_false_is_not() -> None:

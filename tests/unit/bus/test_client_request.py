@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from bus.client_request import checked_messages, checked_options, prompt_keys
+from bus.client_request import (
+    checked_messages,
+    checked_options,
+    checked_template,
+    pack_request,
+    prompt_keys,
+)
 from bus.errors import Invalid
 
 HELLO = {"role": "user", "content": "Hello"}
@@ -69,6 +75,7 @@ def test_options_without_those_that_are_not_given() -> None:
         ({"temprature": 1}, "temprature", "did you mean temperature?"),
         ({"logit_bias": {1.5: 1.0}}, "logit_bias", "logit_bias has 1.5 as a token id"),
         ({"logit_bias": {True: 1.0}}, "logit_bias", "logit_bias has True as a token id"),
+        ({"logit_bias": {65: 1.0, "65": 2.0}}, "logit_bias", "logit_bias has id 65 twice"),
         ({"logit_bias": [5]}, "logit_bias", "should be a map from token id to number"),
     ],
 )
@@ -77,3 +84,29 @@ def test_options_that_are_wrong(options: dict[str, Any], param: str, says: str) 
         checked_options(options)
     assert refused.value.param == param
     assert says in refused.value.message
+
+
+def test_variables_of_a_template_are_a_map() -> None:
+    assert checked_template(None) is None
+    assert checked_template({"enable_thinking": False}) == {"enable_thinking": False}
+    wrong: Any
+    for wrong in ([], "x", 5):
+        with pytest.raises(Invalid, match="template should be a map, not") as refused:
+            checked_template(wrong)
+        assert refused.value.param == "template"
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ({"messages": [{"content": "a"}, {"content": "b\ud800"}]}, "messages[1].content"),
+        ({"messages": ({"content": ["x", "\udc00"]},)}, "messages[0].content[1]"),
+        ({"prompt": "\ud800"}, "prompt"),
+        ({"template": {"a": {"\ud800": 1}}}, "template.a"),
+    ],
+)
+def test_half_a_character_is_named_by_its_place(body: dict[str, Any], place: str) -> None:
+    with pytest.raises(Invalid, match="half of a surrogate pair") as refused:
+        pack_request(body)
+    assert refused.value.param == place
+    assert refused.value.message.startswith(f"{place} has text")

@@ -28,6 +28,37 @@ def test_other_keys_are_errors(key: bytes) -> None:
         unpack(b"\x81" + key + b"\x01", max_bytes=100, number_keys=True)
 
 
+@pytest.mark.parametrize(
+    ("packed", "param", "says"),
+    [
+        # {"logit_bias": {65: 1, "65": 2}}, and with a float as the key.
+        (b"\x81\xaalogit_bias\x82\x41\x01\xa265\x02", "logit_bias", "has the key '65' twice"),
+        (b"\x81\xaalogit_bias\x81\xca\x42\x82\0\0\x01", "logit_bias", "has a float as a key"),
+        # {"a": [0, {"b": {"c": 1, "c": 2}}], "d": {"e": 1, "e": 1}}: the first of two.
+        (
+            b"\x82\xa1a\x92\0\x81\xa1b\x82\xa1c\x01\xa1c\x02\xa1d\x82\xa1e\x01\xa1e\x01",
+            "a[1].b",
+            "has the key 'c' twice",
+        ),
+        (b"\x82\xa1a\x02\xa1a\x03", "a", "a map has the key 'a' twice"),
+        (b"\x82\xc4\x01a\x02\xc4\x01a\x03", None, "a map has the key b'a' twice"),
+        (b"\x92\x01\x81\xc0\x01", "[1]", "[1] has nothing as a key"),
+    ],
+)
+def test_a_wrong_key_is_named_by_its_place(packed: bytes, param: str | None, says: str) -> None:
+    with pytest.raises(DecodeError) as caught:
+        unpack(packed, max_bytes=100, number_keys=True)
+    assert caught.value.param == param
+    assert says in caught.value.message
+
+
+def test_the_place_of_a_wrong_key_is_not_searched_for_long() -> None:
+    packed = b"\xdd" + (60_001).to_bytes(4, "big") + b"\x80" * 60_000 + b"\x82\x01\x01\xa11\x01"
+    with pytest.raises(DecodeError, match=r"a map has the key '1' twice") as caught:
+        unpack(packed, max_bytes=1 << 20, number_keys=True)
+    assert caught.value.param is None
+
+
 def test_maps_with_number_keys_are_counted_too() -> None:
     bomb = b"\xdd" + (1 << 19).to_bytes(4, "big") + b"\x80" * (1 << 19)
     with pytest.raises(DecodeError, match="lists and maps"):
