@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bus.answer import Answer
 from bus.call import Call, Placed, Queued, Stream, Token
-from bus.chat_call import ChatCall, ToolResult, ToolRun
+from bus.chat_call import ChatCall, ToolRun
 from bus.client import ANSWER_TIMEOUT_S, Client
 from bus.client_address import api_address
 from bus.client_chat import Chat
@@ -54,6 +54,7 @@ from bus.messages.tool_calls import ToolCall
 from bus.messages.worker import SpokenSegment
 from bus.session_handle import Resumed, Session
 from bus.state import StateFolder
+from bus.tool_results import ToolResult
 from bus.version import __version__
 
 

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from bus.answer import Answer
 from bus.call import Call, Pump
-from bus.errors import Invalid
+from bus.errors import ContextLengthExceeded, Invalid, TooLarge
 from bus.ids import RequestId
-from bus.messages.tool_calls import ToolCall
 from bus.tool_functions import Function
+from bus.tool_results import Message, ToolResult, run_call, without_longest
 
-Message = dict[str, Any]
 #: How often a model is given results before it has to answer.
 MAX_ROUNDS = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolResult:
-    """What became of one call.
-
-    Attributes:
-        call: as the model made it.
-        content: what the model is told: the function's result as text, or what went wrong.
-        error: what the function raised; also for a call of no tool, or with arguments that do not
-            fit. None when it gave a result.
-    """
-
-    call: ToolCall
-    content: str
-    error: Exception | None = None
+#: How often results of one round are told shorter because the head refused them.
+_MOST_REFUSED = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +49,11 @@ class ChatAsk:
         messages: that were sent.
         functions: that may be run, by name.
         names: of all tools that the model was told of.
-        follow: asks again, from the answer, the messages that follow it, and the round's number.
+        follow: asks again, from the answer, the messages that follow it, and the round's name.
     """
 
     messages: Sequence[Message]
-    follow: Callable[[Answer, Sequence[Message], int], ChatCall]
+    follow: Callable[[Answer, Sequence[Message], str], ChatCall]
     functions: Mapping[str, Function] = field(default_factory=dict)
     names: frozenset[str] = frozenset()
 
@@ -87,8 +70,9 @@ class ChatCall(Call):
     ) -> ToolRun:
         """Wait for the answer, run the functions that it calls, and ask again with their results.
 
-        What a function raises is told to the model as text, and kept in `results`. A name that is
-        no tool's is never called. A tool choice counts for the first answer only.
+        What a function raises is told to the model as text, and kept in `results`; so is that a
+        result is too long for a request or for the model's window. A name that is no tool's is
+        never called. A tool choice counts for the first answer only.
 
         Args:
             max_rounds: how often the model may be given results, from 0 on.
@@ -100,24 +84,20 @@ class ChatCall(Call):
         """
         if max_rounds < 0:
             raise Invalid(f"max_rounds is {max_rounds}; it should be 0 or more", param="max_rounds")
-        call: ChatCall = self
-        messages = list(self.ask.messages)
+        call, answer = self, self.result()
+        messages = [*self.ask.messages, answer.message()]
         results: list[ToolResult] = []
-        for rounds in range(max_rounds + 1):
-            answer = call.result()
-            messages.append(answer.message())
-            is_last = rounds == max_rounds or not self._runs(answer)
-            if is_last:
-                break
+        rounds = 0
+        while rounds < max_rounds and self._runs(answer):
+            rounds += 1
             fresh = []
             for made in answer.tool_calls:
                 fresh.append(run_call(made, self.ask.functions))
                 if on_result is not None:
                     on_result(fresh[-1])
-            results += fresh
-            told = [tool_message(each.call, each.content) for each in fresh]
-            messages += told
-            call = call.ask.follow(answer, told, rounds + 1)
+            call, answer, told = _ask_again(call, answer, fresh, rounds)
+            results += told
+            messages += [*(result.message() for result in told), answer.message()]
         return ToolRun(
             answer=answer, messages=tuple(messages), results=tuple(results), rounds=rounds
         )
@@ -129,33 +109,26 @@ class ChatCall(Call):
         return bool(ended) and not any(call.name in others for call in answer.tool_calls)
 
 
-def tool_message(call: ToolCall, content: str) -> Message:
-    """The message that answers a call."""
-    return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content}
+def _ask_again(
+    call: ChatCall, answer: Answer, results: list[ToolResult], turn: int
+) -> tuple[ChatCall, Answer, list[ToolResult]]:
+    """Ask with the results of an answer's calls; gives them as they were told.
 
-
-def run_call(call: ToolCall, functions: Mapping[str, Function]) -> ToolResult:
-    """Run the function that a call names; whatever it raises becomes the result.
-
-    Args:
-        functions: all that may be run, by name.
+    Raises:
+        SuperfluidError: how the request failed, however short its longest results became.
     """
-    function = functions.get(call.name)
-    if function is None:
-        known = ", ".join(sorted(functions)) or "none"
-        error: Exception = Invalid(f"there is no tool {call.name}; there are: {known}")
-        return ToolResult(call=call, content=f"error: {error}", error=error)
-    try:
-        arguments = json.loads(call.arguments)
-        content = _as_text(function(**arguments))
-    except Exception as raised:  # noqa: BLE001 - whatever a tool raises is for the model to read
-        text = f"error: {type(raised).__name__}: {raised}"
-        return ToolResult(call=call, content=text, error=raised)
-    return ToolResult(call=call, content=content)
-
-
-def _as_text(result: object) -> str:
-    """A function's result as a model reads it: text as it is, the rest as JSON."""
-    if isinstance(result, str):
-        return result
-    return json.dumps(result, ensure_ascii=False, default=str)
+    refused = 0
+    while True:
+        told = [result.message() for result in results]
+        try:
+            following = call.ask.follow(answer, told, f"{turn}.{refused}" if refused else f"{turn}")
+        except TooLarge as error:  # Not sent.
+            results = without_longest(results, error)
+            continue
+        try:
+            return following, following.result(), results
+        except (TooLarge, ContextLengthExceeded) as error:
+            refused += 1
+            if refused > _MOST_REFUSED:
+                raise
+            results = without_longest(results, error)

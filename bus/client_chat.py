@@ -8,13 +8,15 @@ from typing import Any
 
 from bus.answer import Answer
 from bus.call import Pump
-from bus.chat_call import ChatAsk, ChatCall, Message
-from bus.client_request import checked_messages, checked_options
+from bus.chat_call import ChatAsk, ChatCall
+from bus.client_request import checked_messages, checked_options, checked_template
 from bus.errors import Invalid, WireError
+from bus.fields import kind_of
 from bus.ids import RequestId
 from bus.messages.api import DEFAULT_CREDIT
 from bus.session_handle import Operations, Session
 from bus.tool_functions import checked_tools, tool_name
+from bus.tool_results import Message
 
 
 class Conversations(Pump, Operations):
@@ -86,7 +88,7 @@ class Conversations(Pump, Operations):
             "credit": credit,
         }
 
-        def follow(answer: Answer, told: Sequence[Message], turn: int) -> ChatCall:
+        def follow(answer: Answer, told: Sequence[Message], turn: str) -> ChatCall:
             whole = [*given, answer.message(), *told]
             return self.chat(model, whole, **kept, **_next_options(options, turn))
 
@@ -115,7 +117,7 @@ class Conversations(Pump, Operations):
         given = checked_messages(messages)
         kept = {name: options.pop(name, None) for name in _CHAT_KEYS}
 
-        def follow(answer: Answer, told: Sequence[Message], turn: int) -> ChatCall:
+        def follow(answer: Answer, told: Sequence[Message], turn: str) -> ChatCall:
             return self.session_chat(session, told, **kept, **_next_options(options, turn))
 
         named = {"session": session}
@@ -144,6 +146,8 @@ class Conversations(Pump, Operations):
             Invalid: an option that does not exist, or what is given is of a wrong kind.
         """
         _check_chat_options(tools, options)
+        if system is not None and not isinstance(system, str):
+            raise Invalid(f"system should be text, not {kind_of(system)}", param="system")
         session = self.new_session(model, qos=qos)
         return Chat(self, session.id, system=system, tools=tools, options=options)
 
@@ -177,7 +181,7 @@ class Conversations(Pump, Operations):
         body: dict[str, Any] = {"messages": messages, **checked_options(options)}
         asked = {**named, "tools": tools or None, "tool_choice": tool_choice}
         asked |= {name: kept[name] for name in ("parallel_tool_calls", "channels")}
-        asked["template"] = dict(kept["template"]) if kept["template"] is not None else None
+        asked["template"] = checked_template(kept["template"])
         body |= {name: value for name, value in asked.items() if value is not None}
         credit = DEFAULT_CREDIT if kept["credit"] is None else kept["credit"]
         request = self._ask(op, body, kept["timeout_s"], credit)
@@ -193,13 +197,14 @@ _CHAT_KEYS = ("tools", "parallel_tool_calls", "channels", "template", "timeout_s
 def _check_chat_options(tools: Sequence[Any] | None, options: Mapping[str, Any]) -> None:
     """See that every turn can have these, before there is one."""
     checked_tools(tools if tools is not None else ())
+    checked_template(options.get("template"))
     others = {name for name in options if name in _CHAT_KEYS or name == "tool_choice"}
     checked_options({name: options[name] for name in options.keys() - others})
     if "key" in options:
         raise Invalid("a key names one answer; give it to the turn that it is for", param="key")
 
 
-def _next_options(options: Mapping[str, Any], turn: int) -> dict[str, Any]:
+def _next_options(options: Mapping[str, Any], turn: str) -> dict[str, Any]:
     """Those of a request that follows by itself: a key names one answer."""
     key = options.get("key")
     return {**options, "key": f"{key}/{turn}"} if isinstance(key, str) else dict(options)
@@ -230,7 +235,9 @@ class Chat(Session):
         self._tools = tools
         self._options = dict(options or {})
         #: What goes before the first turn, until that is there.
-        self._opening: list[Message] = [{"role": "system", "content": system}] if system else []
+        self._opening: list[Message] = []
+        if system is not None:
+            self._opening.append({"role": "system", "content": system})
         self._said = False
 
     def __repr__(self) -> str:

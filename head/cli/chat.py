@@ -12,10 +12,10 @@ import click
 
 from bus.answer import Answer
 from bus.call import Call, Placed, Queued, Token
-from bus.chat_call import Message, tool_message
 from bus.client import Client
 from bus.client_events import OtherEvent, StreamEvent
 from bus.errors import Invalid, NotFound, SuperfluidError
+from bus.tool_results import Message, ToolResult
 from head.cli.channels import ChannelPrinter, tools_option
 from head.cli.context import CliContext, pass_context
 from head.cli.logs import EXIT_INTERRUPTED
@@ -185,7 +185,7 @@ def _results(answer: Answer, lines: Lines) -> list[Message]:
         line = _next_line(lines)
         if line is None:
             return []
-        results.append(tool_message(made, line))
+        results.append(ToolResult(call=made, content=line).message())
     return results
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from bus.answer import Answer
-from bus.chat_call import ToolResult
-from bus.errors import Invalid
+from bus.errors import ContextLengthExceeded, Invalid, TooLarge
 from bus.messages.tool_calls import ToolCall
+from bus.tool_results import ToolResult
 from tests.harness.scripted_chats import ScriptedClient, answered
 
 HELLO = {"role": "user", "content": "Weather in Oslo?"}
@@ -110,6 +110,94 @@ def test_what_a_tool_raises_is_told_to_the_model_and_the_caller() -> None:
     assert result.content == "error: LookupError: no such city"
     assert client.asked[1]["messages"][-1]["content"] == result.content
     assert seen == [result]
+
+
+class _Silent(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def _raiser(error: Exception) -> Any:
+    def give() -> None:
+        raise error
+
+    return give
+
+
+def _giver(result: object) -> Any:
+    def give() -> object:
+        return result
+
+    return give
+
+
+_ROUND: list[object] = []
+_ROUND.append(_ROUND)
+
+
+@pytest.mark.parametrize(
+    ("give", "told"),
+    [
+        # Names of files that are no UTF-8, as os.fsdecode gives them; and halves that are a pair.
+        (_giver("caf\udce9"), "caf\ufffd"),
+        (_giver({"\udcff": ["a\ud83d\ude00"]}), '{"\ufffd": ["a\U0001f600"]}'),
+        (_raiser(OSError("caf\udce9")), "error: OSError: caf\ufffd"),
+        (_raiser(_Silent()), "error: _Silent: (what it says can not be had)"),
+        (_giver(_Silent()), "error: RuntimeError: no words"),
+        (_giver(float("nan")), "nan"),
+        (_giver({(1, 2): "a"}), "{(1, 2): 'a'}"),
+        (_giver(_ROUND), "[[...]]"),
+        (_giver(None), "null"),
+        (_giver(b"\xff"), "\"b'\\\\xff'\""),
+    ],
+)
+def test_whatever_a_function_gives_or_raises_the_run_goes_on(give: Any, told: str) -> None:
+    client = ScriptedClient(
+        answered("", [("give", "{}"), ("weather", '{"city": "Oslo"}')]), answered("Hm.")
+    )
+    run = client.chat("m", [HELLO], tools=[give, weather]).run_tools()
+    assert run.text == "Hm."
+    assert [result.content for result in run.results] == [told, '{"city": "Oslo", "sky": "grå"}']
+    sent = [message["content"] for message in client.asked[1]["messages"][2:]]
+    assert sent == [result.content for result in run.results]
+
+
+def test_a_result_that_no_request_can_have_is_told_as_its_length() -> None:
+    client = ScriptedClient(
+        answered("", [("give", "{}"), ("weather", '{"city": "Oslo"}')]), answered("Hm.")
+    )
+    run = client.chat("m", [HELLO], tools=[_giver("x" * 9_000_000), weather]).run_tools()
+    long, other = run.results
+    assert long.content == (
+        "error: the result has 9000000 bytes, too many for this conversation; ask for less"
+    )
+    assert isinstance(long.error, TooLarge)
+    assert (other.error, "Oslo" in other.content, run.text) == (None, True, "Hm.")
+    assert [message["content"] for message in run.messages[2:4]] == [long.content, other.content]
+
+
+def test_a_result_that_no_window_holds_is_told_as_its_length_under_a_key_of_its_own() -> None:
+    refusal = {"code": "context_length_exceeded", "message": "9000 tokens of 8192"}
+    client = ScriptedClient(
+        answered("", [("weather", '{"city": "Oslo"}'), ("give", "{}")]),
+        [{"kind": "error", "error": refusal}],
+        answered("Hm."),
+    )
+    call = client.chat("m", [HELLO], tools=[_giver("x" * 30_000), weather], key="k")
+    run = call.run_tools()
+    assert [body["key"] for body in client.asked] == ["k", "k/1", "k/1.1"]
+    assert "the result has 30000 bytes" in run.results[1].content
+    assert "Oslo" in run.results[0].content
+    assert (run.text, run.rounds) == ("Hm.", 1)
+
+
+def test_a_conversation_that_is_too_long_without_results_ends_the_run() -> None:
+    refusal = {"code": "context_length_exceeded", "message": "9000 tokens of 8192"}
+    client = ScriptedClient(
+        answered("", [("weather", '{"city": "Oslo"}')]), [{"kind": "error", "error": refusal}]
+    )
+    with pytest.raises(ContextLengthExceeded):
+        client.chat("m", [HELLO], tools=[weather]).run_tools()
 
 
 @pytest.mark.parametrize(
