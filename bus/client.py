@@ -20,15 +20,14 @@ from bus.client_address import check_api_address
 from bus.client_chat import Conversations
 from bus.client_events import Ended, Failed
 from bus.client_files import PUT_BLOB
-from bus.client_request import checked_messages, checked_options, prompt_keys
+from bus.client_questions import Questions
+from bus.client_request import checked_options, prompt_keys
 from bus.client_session import ClientSession
 from bus.client_transcripts import Transcripts
 from bus.closing import Closing
-from bus.errors import Invalid, NoHead, NotFound, SuperfluidError, WireError
+from bus.errors import Invalid, NoHead, SuperfluidError
 from bus.ids import RequestId
 from bus.messages.api import DEFAULT_CREDIT
-from bus.rendered_prompt import RenderedPrompt, rendered_prompt
-from bus.tool_functions import checked_tools
 from bus.transport.api_client import ApiSocket
 
 #: How long an answer may take, and an operation that the head answers from memory.
@@ -40,7 +39,7 @@ _RECONNECT_EVERY_S = 0.1
 _SETTLE_S = 0.5
 
 
-class Client(Closing, Conversations, Transcripts):
+class Client(Closing, Questions, Conversations, Transcripts):
     """A connection to a head. Used by one thread; close it, or use it in `with`.
 
     Args:
@@ -147,88 +146,6 @@ class Client(Closing, Conversations, Transcripts):
 
     # --- operations -------------------------------------------------------------------------
 
-    def hello(self) -> dict[str, Any]:
-        """Versions, limits and features of the head."""
-        return self.operation("hello")
-
-    def ping(self) -> float:
-        """Ask whether the head lives; gives the seconds that it took."""
-        start = self.clock()
-        self.operation("ping")
-        return self.clock() - start
-
-    def status(self) -> dict[str, Any]:
-        """The head's view of itself and the fleet."""
-        return self.operation("status")
-
-    def nodes(self) -> list[dict[str, Any]]:
-        """One map per node."""
-        return _maps(self.operation("nodes"), "nodes")
-
-    def models(self) -> list[dict[str, Any]]:
-        """One map per model that the fleet knows."""
-        return _maps(self.operation("models"), "models")
-
-    def advertised_context(self, model: str) -> int:
-        """The most tokens that a context may have on some node now; 0 when none serves the model.
-
-        Raises:
-            NotFound: the fleet knows no such model.
-        """
-        found = next((each for each in self.models() if each.get("name") == model), None)
-        if found is None:
-            raise NotFound(f"the fleet knows no model {model}; see models()", param="model")
-        return int(found.get("window_tokens", 0))
-
-    def tokenize(self, model: str, text: str, *, add_special: bool = True) -> list[int]:
-        """The token ids of a text."""
-        body: dict[str, Any] = {"model": model, "text": text, "add_special": add_special}
-        tokens = self.operation("tokenize", **body).get("tokens")
-        if not isinstance(tokens, list) or not all(type(item) is int for item in tokens):
-            raise WireError("the head answered tokenize without tokens; are versions equal?")
-        return tokens
-
-    def detokenize(self, model: str, tokens: Sequence[int], *, skip_special: bool = True) -> str:
-        """The text of token ids."""
-        body: dict[str, Any] = {
-            "model": model,
-            "tokens": list(tokens),
-            "skip_special": skip_special,
-        }
-        text = self.operation("detokenize", **body).get("text")
-        if not isinstance(text, str):
-            raise WireError("the head answered detokenize without text; are versions equal?")
-        return text
-
-    def render(
-        self,
-        model: str,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Any] | None = None,
-        template: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final: bool = False,
-    ) -> RenderedPrompt:
-        """The prompt that a chat would have; nothing runs.
-
-        Args:
-            model: its name in the fleet.
-            messages: maps with `role` and `content`.
-            tools: as for `chat`.
-            template: further variables for the model's chat template.
-            add_generation_prompt: whether it ends with what begins an answer.
-            continue_final: whether it ends where the last message does, which is the assistant's.
-        """
-        body: dict[str, Any] = {
-            "messages": checked_messages(messages),
-            "tools": checked_tools(tools)[0] if tools else None,
-            "template": dict(template) if template else None,
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final": continue_final,
-        }
-        return rendered_prompt(self.operation("render", model=model, **body))
-
     def operation(self, op: str, /, timeout_s: float | None = None, **body: Any) -> dict[str, Any]:
         """Any operation of docs/api.md that is answered by one reply; gives its keys.
 
@@ -294,7 +211,7 @@ class Client(Closing, Conversations, Transcripts):
         self.flush()
         if not alive:
             try:
-                self._reconnect(0.0 if self._session.idle else RECONNECT_S)
+                self._reconnect(RECONNECT_S, only_for_open=True)
             except NoHead:
                 pass  # each open request has it as its error
 
@@ -367,11 +284,12 @@ class Client(Closing, Conversations, Transcripts):
         self.flush()
         return request
 
-    def _reconnect(self, limit_s: float) -> None:
+    def _reconnect(self, limit_s: float, *, only_for_open: bool = False) -> None:
         """Take a new connection and go on with what can be continued.
 
         Args:
             limit_s: how long a head is waited for.
+            only_for_open: no longer than a request is open.
 
         Raises:
             NoHead: none can be had; every open request has failed with it.
@@ -385,7 +303,7 @@ class Client(Closing, Conversations, Transcripts):
             try:
                 self._socket = ApiSocket(self.address)
             except NoHead as error:
-                if self.clock() >= until:
+                if self.clock() >= until or (only_for_open and self._session.idle):
                     self._session.fail_all(error)
                     raise
                 # Nothing tells when a head begins to listen; this only spaces the attempts.
@@ -393,10 +311,3 @@ class Client(Closing, Conversations, Transcripts):
                 self._session.handle_timeout(self.clock())
         self._session.connected(self.clock())
         self.flush()
-
-
-def _maps(body: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    found = body.get(key)
-    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-        raise WireError(f"the head answered without {key}; are versions equal?")
-    return found

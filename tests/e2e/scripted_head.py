@@ -65,7 +65,7 @@ class ScriptedHead(Closing):
         return [str(body["op"]) for body in self.requests if body["op"] != "ping"]
 
     def close(self) -> None:
-        """End it as a process would: its connections close."""
+        """End it as a process would: its connections are closed when it returns."""
         self._stop.set()
         self._thread.join()
 
@@ -75,7 +75,8 @@ class ScriptedHead(Closing):
         return self
 
     def _serve(self) -> None:
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        # Of its own, so that its end can be awaited: a socket is closed only after its `close`.
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         socket = context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.LINGER, 200)
         try:
@@ -91,6 +92,7 @@ class ScriptedHead(Closing):
                     socket.send_multipart([client, MARK, encode_body({"id": body["id"], **reply})])
         finally:
             socket.close()
+            context.term()
 
     def _replies(self, body: Body) -> list[Body]:
         if body["op"] in ("ping", "more"):

@@ -18,6 +18,8 @@ from bus.rendered_prompt import RenderedPrompt
 from tests.e2e.scripted_head import Body, ScriptedHead, answer_of, end, placed, token
 
 ASK: list[dict[str, str]] = [{"role": "user", "content": "Hello"}]
+#: Generous; nothing waits for it to pass.
+PATIENCE_S = 30.0
 
 
 @pytest.fixture
@@ -297,12 +299,26 @@ def test_what_is_asked_while_a_head_restarts_waits_for_it(address: str) -> None:
         client = stack.enter_context(Client(address))
         assert client.nodes()
         head.close()
+        client.pump(client.clock() + PATIENCE_S)  # Until it has seen that the connection ended.
         with pytest.raises(NoHead):
             client.operation("nodes", timeout_s=0.0)
         again = threading.Timer(0.3, lambda: stack.enter_context(ScriptedHead(address, _greeter)))
         again.start()
         assert client.chat("m", ASK).result().text == "Hello"
         again.join()
+
+
+def test_no_head_is_waited_for_longer_than_what_is_open_may_take(address: str) -> None:
+    with ScriptedHead(address, lambda body: []) as head, Client(address) as client:
+        call = client.generate("m", "p", key="k", timeout_s=1.0)
+        while not head.ops():
+            assert client.ping() < 5.0
+        head.close()
+        started = time.monotonic()
+        with pytest.raises(TimedOut):
+            call.result()
+        # Well below the 15 s that a head is waited for.
+        assert time.monotonic() - started < 8.0
 
 
 def test_the_error_of_a_missing_node_keeps_its_reasons(address: str) -> None:
