@@ -49,6 +49,16 @@ class ImageInfo:
         return self.width * self.height
 
 
+def is_image(start: bytes) -> bool:
+    """Whether a file that begins so may be one that `probe_image` knows.
+
+    Args:
+        start: its first 12 bytes, or all.
+    """
+    is_webp = start[:4] == b"RIFF" and start[8:12] == b"WEBP"
+    return is_webp or start.startswith((_PNG, _JPEG, *_GIF))
+
+
 def probe_image(read: Read, length: int) -> ImageInfo:
     """What an image is.
 
@@ -61,15 +71,15 @@ def probe_image(read: Read, length: int) -> ImageInfo:
     """
     file = HeaderReader(read, length, "image")
     start = file.take(0, min(12, length))
+    if not is_image(start):
+        raise Invalid("this is no PNG, JPEG, WebP or GIF; convert it to one of them")
     if start.startswith(_PNG):
         return _png(file)
     if start.startswith(_JPEG):
         return _jpeg(file)
-    if start[:4] == b"RIFF" and start[8:] == b"WEBP":
-        return _webp(file)
-    if start[:6] in _GIF:
+    if start.startswith(_GIF):
         return _gif(file)
-    raise Invalid("this is no PNG, JPEG, WebP or GIF; convert it to one of them")
+    return _webp(file)
 
 
 def probe_image_bytes(data: bytes) -> ImageInfo:

@@ -17,7 +17,7 @@ from bus.errors import BlobMissing, Invalid, SuperfluidError, TooLarge
 from bus.fields import kind_of
 from bus.header_reader import Read, reader_of
 from bus.ids import ModelName
-from bus.media_probe import ImageInfo, probe_image
+from bus.media_probe import ImageInfo, is_image, probe_image
 from bus.messages.api import GenerateRequest
 from bus.messages.media import MediaRef, check_media
 from bus.messages.parts import BlobRef
@@ -248,14 +248,21 @@ class Media:
             Invalid: it is no image and no sound that is known here.
         """
         length, read = self._open(sha256, "sha256")
+        start = read(0, 12)
         try:
-            if is_sound(read(0, 12)):
+            if is_sound(start):
                 sound = probe_sound(read, length)
                 return {"media": "audio", "bytes": length, **asdict(sound)}
-            image = probe_image(read, length)
-            return {"media": "image", "bytes": length, **asdict(image)}
+            if is_image(start):
+                image = probe_image(read, length)
+                return {"media": "image", "bytes": length, **asdict(image)}
         except Invalid as error:
             raise Invalid(f"sha256: {error.message}", param="sha256") from None
+        what = "has no image and no sound that is known here" if length else "is empty"
+        raise Invalid(
+            f"sha256: the file {what}; put a PNG, JPEG, WebP or GIF, or a WAV, FLAC or MP3",
+            param="sha256",
+        )
 
     def _open(self, sha256: bytes, where: str) -> tuple[int, Read]:
         length = self._store.length(sha256)

@@ -16,6 +16,7 @@ import soundfile
 from agent.worker.log_mel import RATE, FloatArray
 from agent.worker.resampling import Resampler
 from bus.errors import Invalid, TooLarge
+from bus.sound_probe import is_sound
 
 #: What libsndfile calls the formats that are read, and what people do.
 _FORMATS = {"WAV": "WAV", "WAVEX": "WAV", "RF64": "WAV", "FLAC": "FLAC", "MP3": "MP3"}
@@ -64,7 +65,9 @@ def read_audio(descriptor: int, limits: AudioLimits) -> Iterator[FloatArray]:
     try:
         file = _ForwardFile(descriptor, closefd=False)
     except soundfile.LibsndfileError as error:
-        raise _damaged(f"its {kind} header can not be read ({error.error_string})") from error
+        if kind == "MP3" and not is_sound(os.pread(descriptor, 12, 0)):
+            raise _no_audio() from error
+        raise _damaged(f"its {kind} header can not be read") from error
     with file:
         _check(file, limits)
         yield from _blocks(file, _FORMATS[file.format], limits)
@@ -83,7 +86,7 @@ def _kind(descriptor: int) -> str:
         return "MP3"
     if not head:
         raise Invalid("the file is empty; send audio", param="file")
-    raise Invalid("the file is no WAV, FLAC or MP3 audio; convert it to one of them", param="file")
+    raise _no_audio()
 
 
 def _check_chunks(descriptor: int) -> None:
@@ -130,7 +133,7 @@ def _blocks(file: soundfile.SoundFile, kind: str, limits: AudioLimits) -> Iterat
             block = file.read(count, dtype="float32", always_2d=True)
         except soundfile.LibsndfileError as error:
             why = f"its {kind} data can not be decoded after {frames / rate:.1f} s"
-            raise _damaged(f"{why} ({error.error_string.strip() or 'lost track'})") from error
+            raise _damaged(why) from error
         if not len(block):
             break
         frames += len(block)
@@ -150,6 +153,10 @@ def _mono(block: FloatArray) -> FloatArray:
     """The mean of all channels; what is no number is silence."""
     mixed = block.mean(axis=1, dtype=np.float32)
     return np.asarray(np.nan_to_num(mixed, nan=0.0, posinf=0.0, neginf=0.0), np.float32)
+
+
+def _no_audio() -> Invalid:
+    return Invalid("the file is no WAV, FLAC or MP3 audio; convert it to one of them", param="file")
 
 
 def _damaged(fact: str) -> Invalid:

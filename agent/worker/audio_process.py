@@ -5,7 +5,7 @@ The file is its standard input. What it writes to its standard output is a row o
     kind, one byte | length u32, little-endian | so many bytes
 
     S   samples: float32 little-endian, mono at 16 kHz, some of them, or none yet
-    D   the end: nothing was wrong
+    D   the end, nothing was wrong: how many samples the whole file has, u64 little-endian
     E   why there is no more: a JSON object with code, message, param, length and max
 
 A process of its own, and under limits, since decoders are native code that any file may be made
@@ -22,13 +22,17 @@ import signal
 import struct
 import sys
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from bus.errors import Internal, SuperfluidError, TooLarge
 from bus.transport.orphan import die_with_parent
 
+if TYPE_CHECKING:
+    from agent.worker.log_mel import FloatArray
+
 SAMPLES, DONE, ERROR = b"S", b"D", b"E"
 HEAD = struct.Struct("<cI")
+END = struct.Struct("<Q")
 #: Of one record.
 MOST_SAMPLE_BYTES = 1 << 20
 MOST_ERROR_BYTES = 1 << 16
@@ -51,9 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = sys.stdout.buffer
     try:
         _limit()
-        for part in _parts(options.skip_samples, options.longest_s):
-            _write(out, SAMPLES, part)
-        _write(out, DONE, b"")
+        samples = 0
+        for block in _blocks(options.longest_s):
+            for part in _parts(block, max(0, options.skip_samples - samples)):
+                _write(out, SAMPLES, part)
+            samples += len(block)
+        _write(out, DONE, END.pack(samples))
     except SuperfluidError as error:
         _write(out, ERROR, _described(error))
     except MemoryError:
@@ -82,18 +89,20 @@ def _limit() -> None:
         resource.setrlimit(which, (value, value))
 
 
-def _parts(skip: int, longest_s: float) -> Iterator[memoryview]:
-    """Samples behind the first `skip`, in parts that fit a record."""
+def _blocks(longest_s: float) -> Iterator[FloatArray]:
+    """The file's samples; what decodes is loaded under the limits, too."""
     from agent.worker.audio_file import AudioLimits, read_audio
 
-    for block in read_audio(sys.stdin.fileno(), AudioLimits(longest_s)):
-        gone = min(skip, len(block))
-        skip -= gone
-        raw = memoryview(block[gone:].astype("<f4").tobytes())
-        if not raw:
-            yield raw  # So that the reader knows that it gets on.
-        for start in range(0, len(raw), MOST_SAMPLE_BYTES):
-            yield raw[start : start + MOST_SAMPLE_BYTES]
+    return read_audio(sys.stdin.fileno(), AudioLimits(longest_s))
+
+
+def _parts(block: FloatArray, skip: int) -> Iterator[memoryview]:
+    """Samples behind the first `skip`, in parts that fit a record."""
+    raw = memoryview(block[skip:].astype("<f4").tobytes())
+    if not raw:
+        yield raw  # So that the reader knows that it gets on.
+    for start in range(0, len(raw), MOST_SAMPLE_BYTES):
+        yield raw[start : start + MOST_SAMPLE_BYTES]
 
 
 def _much(what: str) -> TooLarge:

@@ -16,6 +16,7 @@ import numpy as np
 
 from agent.worker.audio_process import (
     DONE,
+    END,
     ERROR,
     HEAD,
     MOST_ERROR_BYTES,
@@ -81,9 +82,13 @@ class AudioSource:
         self._parts: list[FloatArray] = []
         self._ready = 0
         self._error: SuperfluidError | None = None
+        #: With some for the resampler's rounding.
+        self._most_samples = round(longest_s * RATE) + RATE
         #: How long it was waited for since it last said something.
         self._waited_s = 0.0
         self.ended = False
+        #: Samples of the whole file, also of what was left out; known at its end.
+        self.samples = 0
 
     @property
     def ready(self) -> int:
@@ -159,8 +164,10 @@ class AudioSource:
             part = np.clip(values, -_LOUDEST, _LOUDEST).astype(np.float32, copy=False)
             self._parts.append(part)
             self._ready += len(part)
-        elif kind == DONE:
-            self.ended = True
+        elif kind == DONE and len(payload) == END.size:
+            (self.samples,) = END.unpack(payload)
+            self.ended = self.samples <= self._most_samples
+            self._error = None if self.ended else self._strange()
         elif kind == ERROR:
             self._error = self._told(payload)
         else:

@@ -104,8 +104,9 @@ class Transcription:
         return None
 
     def _ended(self) -> Transcribed:
-        duration = self._place * TIMESTAMP_S + len(self._samples) / RATE
-        return Transcribed(job=self.job, language=self._language, duration_s=round(duration, 3))
+        # All of them, as the place where it began may lie behind the end.
+        duration_s = round(self._source.samples / RATE, 3)
+        return Transcribed(job=self.job, language=self._language, duration_s=duration_s)
 
     def _told(self, run: WindowRun) -> TranscribedWindow:
         content = -(-len(self._samples) // _TICK_SAMPLES)

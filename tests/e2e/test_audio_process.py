@@ -58,10 +58,13 @@ def test_what_lies_before_a_place_is_left_out(tmp_path: Path) -> None:
     file = write_sound(tmp_path / "a.flac", tone(40.0, 8000), 8000)
     with source(file) as opened:
         all_of_it = whole(opened)
+        assert opened.samples == len(all_of_it)
     with source(file, from_s=31.52) as opened:
         assert np.array_equal(whole(opened), all_of_it[round(31.52 * 16_000) :])
+        assert opened.samples == len(all_of_it)
     with source(file, from_s=90.0) as opened:
         assert len(whole(opened)) == 0
+        assert opened.samples == len(all_of_it)
 
 
 def test_a_damaged_file_gives_what_is_before_the_damage(tmp_path: Path) -> None:

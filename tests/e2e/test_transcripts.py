@@ -50,6 +50,8 @@ def test_a_file_is_put_once_and_heard_from_any_place(small: Cluster, tmp_path: P
     again = small.client.transcribe("small", file, from_s=39.5)
     assert [segment for segment in again if segment.start_s < 39.5] == []
     assert again.duration_s == 40.0
+    beyond = small.client.transcribe("small", file, from_s=99.0)
+    assert (list(beyond), beyond.duration_s) == ([], 40.0)
     assert list(small.client.transcribe("small", file)) == said
 
 

@@ -259,9 +259,13 @@ def test_probe_of_what_is_no_image_or_not_there() -> None:
     assert (error["code"], error["param"]) == ("blob_missing", "sha256")
     error = head.call("media.probe", sha256=b"short")["error"]
     assert (error["code"], error["param"]) == ("invalid", "sha256")
-    blob = head.files.put(b"%PDF-1.7")
-    error = head.call("media.probe", sha256=blob.sha256)["error"]
-    assert (error["code"], error["param"]) == ("invalid", "sha256")
+    others = (b"%PDF-1.7", b"OggS" + bytes(60), b"FORM\0\0\0\x20AIFF" + bytes(60), b"\xff\xe1\x07")
+    for content, what in (*((one, "no image and no sound") for one in others), (b"", "is empty")):
+        blob = head.files.put(content)
+        error = head.call("media.probe", sha256=blob.sha256)["error"]
+        assert (error["code"], error["param"]) == ("invalid", "sha256")
+        assert what in error["message"]
+        assert "PNG, JPEG, WebP or GIF, or a WAV, FLAC or MP3" in error["message"]
 
 
 def test_a_prompt_whose_tokens_stand_for_a_file() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import struct
 from pathlib import Path
 
@@ -93,6 +94,9 @@ def test_damaged_files_are_told_by_their_part(
     with pytest.raises(Invalid, match=says) as refused:
         read(tmp_path / "bad")
     assert refused.value.param == "file"
+    # Nothing of libsndfile's, which tells of files that do not exist.
+    told = r"the audio file is damaged: [^()]+; send it again, whole"
+    assert re.fullmatch(told, refused.value.message)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +107,8 @@ def test_damaged_files_are_told_by_their_part(
         (b"FORM\0\0\0\x20AIFF" + bytes(100), "no WAV, FLAC or MP3"),
         (b"hello, this is a text", "no WAV, FLAC or MP3"),
         (b"RIFF\0\0\0\0AVI " + bytes(100), "no WAV, FLAC or MP3"),
+        # Begins as a frame of MP3 does, and has no layer.
+        (b"\xff\xe1" + random.Random(1).randbytes(500), "no WAV, FLAC or MP3"),
     ],
 )
 def test_other_files_are_no_audio(tmp_path: Path, content: bytes, says: str) -> None:
