@@ -6,7 +6,9 @@ that of an answer over HTTP, it is dropped without a word: a loop that waits ask
 
 from __future__ import annotations
 
+import os
 import signal
+from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -22,10 +24,16 @@ class Ended(BaseException):
         self.number = number
 
 
+def end_at_once() -> None:
+    """Until `take_signals`, SIGINT ends the process with one line: there is nothing to undo yet."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
+
+
 def take_signals() -> None:
     """Handle SIGINT, SIGTERM and SIGHUP; one that is ignored stays so, as nohup wants it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler, _leave):
             signal.signal(number, _end)
 
 
@@ -38,6 +46,13 @@ def raise_if_ended() -> None:
     """
     if _came:
         raise _exception(_came.pop())
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    # No exception: what is imported may drop it, or make another one of it.
+    with suppress(OSError):
+        os.write(2, b"error: interrupted\n")
+    os._exit(128 + number)
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

@@ -9,7 +9,7 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from bus.errors import NoNode, NotFound, SuperfluidError
-from head.cli import cli
+from head.cli.command_line import cli
 from tests.e2e.scripted_head import Body, ScriptedHead, answer_of, end, token
 
 NODE: Body = {

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from bus.errors import NodeLost, NotFound
-from head.cli import cli
+from head.cli.command_line import cli
 from tests.e2e.scripted_fleet import Served, served, sfctl
 from tests.e2e.scripted_head import Body, end, placed, token
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from head.cli import cli
+from head.cli.command_line import cli
 from tests.e2e.scripted_fleet import MODEL, NODE, Served, served, sfctl
 
 

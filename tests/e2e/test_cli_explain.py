@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bench.cluster import Cluster
-from head.cli import cli
+from head.cli.command_line import cli
 from tests.harness.models import toy_model_folder
 
 

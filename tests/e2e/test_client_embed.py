@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from bus.client import Client
 from bus.errors import ContextLengthExceeded, Invalid, TimedOut, WireError
-from head.cli import cli
+from head.cli.command_line import cli
 from tests.e2e.scripted_head import Body, ScriptedHead
 
 END: Body = {"kind": "end", "finish": "done", "count": 4, "usage": {"prompt": 9}, "node": "n1"}

@@ -13,7 +13,7 @@ from agent.models.sources import known_names
 from bus.agent_status import AgentLink, AgentModel, AgentStatus, write_agent_status
 from bus.file_lock import FileLock
 from bus.state import StateFolder
-from head.cli import cli
+from head.cli.command_line import cli
 from head.cli.model_store import default_name
 from head.cli.model_use import serving_agents
 from tests.harness.foreign_folders import OptimumGraph, write_optimum

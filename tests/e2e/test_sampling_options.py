@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import superfluid
 from bus.errors import WireError
-from head.cli import cli
+from head.cli.command_line import cli
 from tests.e2e.scripted_head import Body, ScriptedHead, end, placed, token
 
 PARIS: Body = {"token": 7, "text": " Paris", "logprob": -0.25}

@@ -7,7 +7,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from bus.agent_status import AgentLink, AgentStatus, write_agent_status
-from head.cli import cli
+from head.cli.command_line import cli
 
 
 def test_logs_take_the_name_of_the_fleet_too(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from bus.agent_status import AgentLink, AgentStatus, write_agent_status
 from bus.state import StateFolder
-from head.cli import cli
+from head.cli.command_line import cli
 from head.cli.context import CliContext
 from head.cli.machine import changed_since_start, head_was_here, look_at_machine, why_no_head
 from head.cli.models import next_step

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bus.keys import fingerprint, load_or_create_static_key, load_token
-from head.cli import cli
+from head.cli.command_line import cli
 from head.cli.output import human_age
 
 

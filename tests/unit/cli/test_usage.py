@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from bus.errors import NotFound, QueueFull, SuperfluidError
 from bus.version import __version__
-from head.cli import ErrorGroup, cli
+from head.cli.command_line import ErrorGroup, cli
 
 
 def _run(*arguments: str) -> Result:
