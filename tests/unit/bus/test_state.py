@@ -6,6 +6,8 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,9 +28,16 @@ def test_the_default_is_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.M
     assert StateFolder.resolve().path == tmp_path / ".local/state/superfluid"
 
 
-def test_all_folders_are_made_for_their_owner_alone(tmp_path: Path) -> None:
-    state = StateFolder.resolve(tmp_path / "s")
-    assert state.run == tmp_path / "s" / "run"
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder of a short path, wherever the tests' own are."""
+    with tempfile.TemporaryDirectory(prefix="sf-", dir="/tmp") as name:
+        yield Path(name)
+
+
+def test_all_folders_are_made_for_their_owner_alone(short: Path) -> None:
+    state = StateFolder.resolve(short / "s")
+    assert state.run == short / "s" / "run"
     for folder in (
         state.path,
         state.run,
@@ -39,7 +48,7 @@ def test_all_folders_are_made_for_their_owner_alone(tmp_path: Path) -> None:
         state.nodes,
     ):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert StateFolder.resolve(tmp_path / "s") == state
+    assert StateFolder.resolve(short / "s") == state
 
 
 def test_open_secrets_are_refused_with_the_remedy(tmp_path: Path) -> None:
@@ -70,11 +79,6 @@ def _of_length(base: Path, run_bytes: int) -> Path:
     missing = run_bytes - len(os.fsencode(base)) - len("//run")
     assert missing > 0
     return base / ("x" * missing)
-
-
-@pytest.fixture
-def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("s")
 
 
 def test_a_short_run_folder_stays_and_a_longer_one_gets_a_stand_in(short: Path) -> None:
