@@ -86,7 +86,7 @@ def describe_function(function: Function, where: str = "tools") -> dict[str, Any
     name = getattr(function, "__name__", type(function).__name__)
     if not _NAME.fullmatch(name):
         raise Invalid(
-            f"{where} is a function named {name!r}; a tool's name has 1 to 64 letters, digits, "
+            f"{where} is a function named {name!r}; a tool's name has 1 to 64 of A-Z, a-z, 0-9, "
             "_, - and .: write it with def",
             param=where,
         )

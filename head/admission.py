@@ -10,6 +10,7 @@ from bus.messages.text import CheckConstraint, Described, Encoded
 from head.answers import Answer
 from head.chat_request import ChatPlan
 from head.chat_turns import fresh_ids, renumbered
+from head.constraint_errors import Told
 from head.effects import ClientKey
 from head.operation import Core
 from head.pending_texts import Continue
@@ -202,10 +203,12 @@ class Admission:
 
     def _fail(self, error: SuperfluidError, now: float) -> None:
         if error.param == "constraint":
-            planned = self.plan.constraint_param if self.plan is not None else ""
+            told = Told(error.message, self.constraint_param)
+            if self.plan is not None:
+                told = self.plan.told(told)
             error = type(error)(
-                error.message,
-                param=planned or self.constraint_param,
+                told.message,
+                param=told.param,
                 details=error.details,
                 retry_after_ms=error.retry_after_ms,
             )

@@ -42,6 +42,7 @@ class Channels:
         opened: what the prompt's end opened, such as `<think>`.
         parallel: whether there may be several calls.
         stops: texts that end the answer where they are in its text; never in the other channels.
+        calls_first: it can begin with nothing but a call.
     """
 
     form: str
@@ -49,6 +50,7 @@ class Channels:
     opened: str = ""
     parallel: bool = True
     stops: tuple[str, ...] = ()
+    calls_first: bool = False
 
     def to_map(self) -> dict[str, Any]:
         """As it is kept."""
@@ -58,6 +60,7 @@ class Channels:
             "opened": self.opened,
             "parallel": self.parallel,
             "stops": list(self.stops),
+            "calls_first": self.calls_first,
         }
 
     @classmethod
@@ -73,6 +76,8 @@ class Channels:
             opened=kept["opened"],
             parallel=kept["parallel"],
             stops=tuple(kept["stops"]),
+            # Not there in what older versions kept.
+            calls_first=kept.get("calls_first", False),
         )
 
 
@@ -133,6 +138,7 @@ class AnswerPieces:
                 call_id=lambda index: call_id(name, index),
                 opened=channels.opened,
                 parallel=channels.parallel,
+                calls_first=channels.calls_first,
             )
         )
         self._matcher = StopMatcher(channels.stops) if channels.stops else None

@@ -22,6 +22,7 @@ from bus.messages.sampling import MAX_CONSTRAINT_BYTES, Constraint
 from bus.messages.text import Encoded
 from head.answer_pieces import SHARED_TOOLS, Channels
 from head.answers import Answer
+from head.constraint_errors import Told, of_tools
 from head.text.channels import FORMATS, ChannelFormat, choose_format
 from head.tool_definitions import Tool, check_size, pack_tools, read_tools, tool_named
 
@@ -50,10 +51,13 @@ class ChatPlan:
         """The tools for a text process."""
         return pack_tools(self.tools)
 
-    @property
-    def constraint_param(self) -> str:
-        """What in the request an error about the constraint is about; empty: not the plan's."""
-        return "tools" if self.required else ""
+    def told(self, error: Told) -> Told:
+        """An error about an answer's constraint, in words of the request.
+
+        Args:
+            error: its sentence, and what the client called its constraint.
+        """
+        return of_tools(error.message, self.tools, self.required) if self.required else error
 
     def begin(self, answer: Answer, rendered: Encoded) -> None:
         """Have an answer read as its prompt, which was rendered, says.
@@ -62,8 +66,11 @@ class ChatPlan:
             Invalid, TooLarge, ConstraintInvalid: this model can not do it; names the field.
         """
         form = self._format(answer, rendered)
+        calls_first = False
         if self.required:
-            constraint = self._constraint(form, answer, rendered.tail)
+            spec = self._constraint(form, answer, rendered.tail)
+            calls_first = spec.get("at_start", False)
+            constraint = _constraint_of(spec)
             answer.sampling = replace(answer.sampling, constraint=constraint)
         elif answer.sampling.constraint is not None:
             return  # All of the answer is what was asked for.
@@ -75,6 +82,7 @@ class ChatPlan:
             opened=rendered.tail,
             parallel=self.parallel,
             stops=answer.sampling.stop,
+            calls_first=calls_first,
         )
         # Stops are for the text alone, which only the head can tell from the rest.
         answer.sampling = replace(answer.sampling, stop=())
@@ -92,24 +100,42 @@ class ChatPlan:
             )
         return form
 
-    def _constraint(self, form: ChannelFormat, answer: Answer, opened: str) -> Constraint:
+    def _constraint(self, form: ChannelFormat, answer: Answer, opened: str) -> dict[str, Any]:
         spec = form.structural(self.required, REQUIRED, self.parallel)
-        if spec is None:
+        if spec is None and form.tag is not None:
+            raise self._can_not_be_held(form)
+        if spec is None or (form.alone and opened):
             raise ConstraintInvalid(
                 f"answers of model {answer.model} in the format {form.name} can not be made to "
                 "call these tools; use the tool_choice auto, or another format (channels)",
                 param="tool_choice",
             )
         # Who does not think first has nothing to say before the call.
-        begins = {} if opened else {"at_start": True}
-        source = json.dumps({**spec, **begins}, ensure_ascii=False)
-        if (size := len(source.encode())) > MAX_CONSTRAINT_BYTES:
-            raise TooLarge(
-                f"tools make a constraint of {size} bytes; at most {MAX_CONSTRAINT_BYTES} are "
-                "taken: use the tool_choice auto, or fewer and shorter schemas",
-                param="tools",
-            )
-        return Constraint(kind="structural", source=source)
+        return spec if opened else {**spec, "at_start": True}
+
+    def _can_not_be_held(self, form: ChannelFormat) -> ConstraintInvalid:
+        """The error of the first tool whose arguments a format can not be held to."""
+        tool = next(
+            tool for tool in self.required if form.structural((tool,), REQUIRED, True) is None
+        )
+        place = f"tools[{self.tools.index(tool)}].parameters"
+        return ConstraintInvalid(
+            f"{place}: calls of {tool['name']} in the format {form.name} can not be held to a "
+            "schema like this (docs/toolcalls.md says to which); make it simpler, or use the "
+            "tool_choice auto",
+            param=place,
+        )
+
+
+def _constraint_of(spec: Mapping[str, Any]) -> Constraint:
+    source = json.dumps(spec, ensure_ascii=False)
+    if (size := len(source.encode())) > MAX_CONSTRAINT_BYTES:
+        raise TooLarge(
+            f"tools make a constraint of {size} bytes; at most {MAX_CONSTRAINT_BYTES} are "
+            "taken: use the tool_choice auto, or fewer and shorter schemas",
+            param="tools",
+        )
+    return Constraint(kind="structural", source=source)
 
 
 def chat_plan(asked: ChatOptions) -> ChatPlan:

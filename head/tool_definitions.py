@@ -155,7 +155,7 @@ def _name(name: object, where: str) -> str:
         return name
     shown = ascii(name if len(name) <= 40 else name[:40] + "...") if isinstance(name, str) else None
     raise Invalid(
-        f"{where} is {shown or _missing(name)}; it should be 1 to 64 letters, digits, _, - and .",
+        f"{where} is {shown or _missing(name)}; it should be 1 to 64 of A-Z, a-z, 0-9, _, - and .",
         param=where,
     )
 

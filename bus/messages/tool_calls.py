@@ -7,8 +7,9 @@ from typing import Annotated
 
 from bus.fields import MaxBytes, MaxItems
 
-#: Calls of one answer in one event; an event has no more tokens.
-MAX_CALLS = 4096
+#: Calls in one event: a list of calls may be given when all of it is whole, however long it is. A
+#: body of the API has no more.
+MAX_CALLS = 262_144
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 
-from bus.errors import ModelIncomplete
+from bus.errors import ConstraintInvalid, ModelIncomplete
 from bus.messages.sampling import MAX_CONSTRAINT_BYTES, Constraint
 from bus.text.constraint_errors import refused
 from bus.text.engine_tokenizer import without_added_texts
@@ -35,7 +35,7 @@ from bus.text.lark_text import translate_lark
 from bus.text.schema_ends import has_value
 from bus.text.schema_limits import SchemaRefused
 from bus.text.schema_source import parse_json
-from bus.text.structural import structural_grammar
+from bus.text.structural import in_tag, structural_grammar, tags_alone
 from bus.text.tokenizer import TextModel
 
 #: One space, or a line's end and indentation: enough for compact and for indented JSON.
@@ -46,6 +46,9 @@ SCHEMA_OPTIONS = {"whitespace_pattern": WHITE_SPACE, "json_allowed_escapes": 'nr
 #: CPU time that one mask may take; it is neighbours' time, too.
 SLOW_MASK_S = 0.1
 _PROBE_TOKENS = 32
+_TAG = "structural.tags["
+#: How long it is looked for which tag is wrong.
+_SEARCH_S = 1.0
 _PROBE_SEED = 1
 #: Parts of the engine's errors that say little to a person, and what they mean.
 _PLAIN_ERRORS = {
@@ -141,8 +144,33 @@ def check_constraint(
     Raises:
         ConstraintInvalid: with the parameter, the place in it, and why.
     """
-    matcher = make_matcher(tokenizer or make_tokenizer(model), constraint)
-    probe(matcher, frozenset(model.eos), constraint.kind)
+    tokenizer = tokenizer or make_tokenizer(model)
+    ends = frozenset(model.eos)
+    try:
+        probe(make_matcher(tokenizer, constraint), ends, constraint.kind)
+    except ConstraintInvalid as error:
+        if constraint.kind != "structural" or _TAG in error.message:
+            raise
+        _refuse_first_tag(tokenizer, constraint, ends)
+        raise
+
+
+def _refuse_first_tag(tokenizer: LLTokenizer, constraint: Constraint, ends: frozenset[int]) -> None:
+    """Refuse the first tag that can not be honoured by itself; the engine does not name it.
+
+    Raises:
+        ConstraintInvalid: with the tag.
+    """
+    start = time.thread_time()
+    for number, source in tags_alone(constraint.source):
+        alone = Constraint(kind=constraint.kind, source=source)
+        try:
+            probe(make_matcher(tokenizer, alone), ends, constraint.kind)
+        except ConstraintInvalid as error:
+            message = error.message.replace("structural:", f"{_TAG}{number}]:", 1)
+            raise ConstraintInvalid(message, param=error.param) from None
+        if time.thread_time() - start > _SEARCH_S:
+            return
 
 
 def make_matcher(tokenizer: LLTokenizer, constraint: Constraint) -> LLMatcher:
@@ -293,7 +321,8 @@ def _structural(source: str) -> str:
     spec = parse_json(source)
     made = structural_grammar(spec, _schema, _lark_regex)
     for part in made[1:]:
-        part["lark_grammar"] = _lark_text(part["lark_grammar"])
+        with in_tag(int(part["name"].rpartition("_")[2]), places=False):
+            part["lark_grammar"] = _lark_text(part["lark_grammar"])
     return json.dumps({"grammars": made})
 
 

@@ -20,13 +20,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from bus.text.constraint_errors import refused
 from bus.text.patterns import exact_character
+from bus.text.schema_limits import SchemaRefused
 
-MAX_TAGS = 128
+#: As many as a request may have tools.
+MAX_TAGS = 256
 MAX_TEXT = 256
 _FLAGS = ("at_least_one", "stop_after_first", "at_start")
 _KEYS = {"tags", *_FLAGS}
@@ -56,7 +59,9 @@ def structural_grammar(
     begins = "|".join(_exact(tag["begin"]) for tag in tags)
     for number, tag in enumerate(tags):
         lines.append(f"head_{number}[lazy]: TEXT {json.dumps(tag['begin'])}")
-        lines.append(f"inside_{number}: {_body(tag, number, lines, grammars, schema, regex)}")
+        with in_tag(number):
+            body = _body(tag, number, lines, grammars, schema, regex)
+        lines.append(f"inside_{number}: {body}")
         lines.append(f"tag_{number}: head_{number} inside_{number}")
         if flags["at_start"]:
             lines.append(f"first_{number}: {json.dumps(tag['begin'])} inside_{number}")
@@ -70,6 +75,36 @@ def structural_grammar(
     if flags["at_start"]:
         lines.append(f"first: {' | '.join(f'first_{number}' for number in range(len(tags)))}")
     return [{"name": "structural", "lark_grammar": "\n".join(lines)}, *grammars]
+
+
+def tags_alone(source: str) -> Iterator[tuple[int, str]]:
+    """The number of each tag of a source, with a source that has no other tag."""
+    try:
+        spec = json.loads(source)
+    except (ValueError, RecursionError):
+        return
+    tags = spec.get("tags") if isinstance(spec, dict) else None
+    for number, tag in enumerate(tags if isinstance(tags, list) else ()):
+        yield number, json.dumps({**spec, "tags": [tag]})
+
+
+@contextmanager
+def in_tag(number: int, *, places: bool = True) -> Iterator[None]:
+    """What is refused inside is refused with the tag that it is in.
+
+    Args:
+        places: where in a schema it is, is where in the tag's schema it is.
+
+    Raises:
+        ConstraintInvalid: a part of the tag can not be honoured.
+    """
+    try:
+        yield
+    except SchemaRefused as error:
+        tag = f"structural.tags[{number}]"
+        raise (
+            refused(f"{tag}{error.where or ''}", error.why) if places else refused(tag, str(error))
+        ) from None
 
 
 def _start(flags: Mapping[str, bool]) -> str:

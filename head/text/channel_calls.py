@@ -42,7 +42,7 @@ def object_text(text: str) -> str:
     for what is in it.
 
     Raises:
-        Malformed: it is no object, has a key twice, or a number that is too long.
+        Malformed: it is no object, has a key twice, or a number that is too long or too large.
     """
     try:
         text = whole_characters(text)
@@ -52,7 +52,7 @@ def object_text(text: str) -> str:
             value = parse_json(text)
     except NotJson:
         raise Malformed from None
-    if value is None or value == "":
+    if value is None or value == "" or value == {}:
         return "{}"
     if not isinstance(value, dict):
         raise Malformed

@@ -19,7 +19,20 @@ from head.text.channel_format import ChannelFormat
 from head.text.channel_grammar import Marked, Section, plain
 from head.text.channel_literals import PythonCalls, gemma_call, list_or_objects
 from head.text.channel_messages import harmony, kimi3
-from head.text.channel_structural import Around, function_tag
+from head.text.channel_structural import Around
+from head.text.channel_tags import (
+    DSML_CALL,
+    GEMMA_CALL,
+    GLM_CALL,
+    HARMONY_CALL,
+    KIMI3_CALL,
+    LFM2_CALL,
+    LINES_CALL,
+    LLAMA4_CALL,
+    MINICPM_CALL,
+    MINIMAX_CALL,
+    SEED_CALL,
+)
 from head.text.channel_xml import FunctionCall, Invoke, glm_call
 
 _THINK = (("<think>", "</think>"),)
@@ -106,7 +119,7 @@ def formats() -> Iterable[ChannelFormat]:
             reasoning=_THINK,
             calls={"<tool_call>": _TAGGED, "<function=": _FUNCTION},
         ),
-        function_tag,
+        LINES_CALL,
     )
     yield ChannelFormat(
         "llama3",
@@ -122,6 +135,7 @@ def formats() -> Iterable[ChannelFormat]:
         True,
         False,
         Marked(calls={"<|python_start|>": PythonCalls("<|python_end|>")}, first=list_or_objects),
+        LLAMA4_CALL,
     )
     yield ChannelFormat(
         "mistral", _MISTRAL_TEXTS, True, True, _MISTRAL, Around("[TOOL_CALLS]{name}[ARGS]", "")
@@ -140,6 +154,7 @@ def formats() -> Iterable[ChannelFormat]:
         True,
         True,
         Marked(reasoning=_THINK, calls={"<tool_call>": glm_call}),
+        GLM_CALL,
     )
     yield ChannelFormat(
         "gemma4",
@@ -149,6 +164,7 @@ def formats() -> Iterable[ChannelFormat]:
         Marked(
             reasoning=(("<|channel>thought", "<channel|>"),), calls={"<|tool_call>": gemma_call}
         ),
+        GEMMA_CALL,
     )
     yield ChannelFormat(
         "harmony",
@@ -164,6 +180,8 @@ def formats() -> Iterable[ChannelFormat]:
         True,
         True,
         harmony,
+        HARMONY_CALL,
+        alone=True,
     )
     yield from _deepseek_and_kimi(think)
     yield from _lists(think)
@@ -202,6 +220,7 @@ def _deepseek_and_kimi(think: tuple[str, str]) -> Iterable[ChannelFormat]:
             reasoning=_THINK,
             calls={section.begin: section.read_all for section in _DSML},
         ),
+        DSML_CALL,
     )
     yield ChannelFormat(
         "kimi-k2",
@@ -214,7 +233,9 @@ def _deepseek_and_kimi(think: tuple[str, str]) -> Iterable[ChannelFormat]:
             f"<|tool_call_end|>{_KIMI.end}",
         ),
     )
-    yield ChannelFormat("kimi-k3", ("<|open|>", "<|close|>", "<|sep|>"), True, True, kimi3)
+    yield ChannelFormat(
+        "kimi-k3", ("<|open|>", "<|close|>", "<|sep|>"), True, True, kimi3, KIMI3_CALL
+    )
 
 
 def _lists(think: tuple[str, str]) -> Iterable[ChannelFormat]:
@@ -248,6 +269,7 @@ def _lists(think: tuple[str, str]) -> Iterable[ChannelFormat]:
         True,
         True,
         Marked(reasoning=_THINK, calls={"<|tool_call_start|>": PythonCalls("<|tool_call_end|>")}),
+        LFM2_CALL,
     )
     yield ChannelFormat(
         "tool-calls",
@@ -304,15 +326,20 @@ def _lists(think: tuple[str, str]) -> Iterable[ChannelFormat]:
         Marked(
             reasoning=(("<|think|>", "<|end|>"),), calls=_SOLAR.calls(), wrappers=_SOLAR_WRAPPERS
         ),
+        Around(
+            f"{_SOLAR.begin}{_SOLAR.open}0<|tool_call:name|>{{name}}<|tool_call:args|>",
+            f"<|tool_call:end|>{_SOLAR.end}",
+        ),
     )
     yield ChannelFormat(
         "apriel",
-        ("<tool_calls>", "</tool_calls>", "[BEGIN FINAL RESPONSE]"),
+        ("<tool_calls>", "</tool_calls>", "[BEGIN FINAL RESPONSE]", "[END FINAL RESPONSE]"),
         True,
         True,
         Marked(
             reasoning=(("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),),
             calls={"<tool_calls>": listed_calls("</tool_calls>")},
+            wrappers=("[END FINAL RESPONSE]",),
         ),
         Around('<tool_calls>[{"name": "{name}", "arguments": ', "}]</tool_calls>"),
     )
@@ -342,8 +369,11 @@ def _tags(think: tuple[str, str]) -> Iterable[ChannelFormat]:
         True,
         Marked(
             reasoning=_THINK,
-            calls={'<function name="': Invoke("</function>", '<param name="', "</param>")},
+            calls={
+                '<function name="': Invoke("</function>", '<param name="', "</param>", quoted=True)
+            },
         ),
+        MINICPM_CALL,
     )
     yield ChannelFormat(
         "minimax",
@@ -351,6 +381,7 @@ def _tags(think: tuple[str, str]) -> Iterable[ChannelFormat]:
         True,
         True,
         Marked(reasoning=_THINK, calls={_MINIMAX.begin: _MINIMAX.read_all}),
+        MINIMAX_CALL,
     )
     yield ChannelFormat(
         "seed",
@@ -361,4 +392,5 @@ def _tags(think: tuple[str, str]) -> Iterable[ChannelFormat]:
             reasoning=(("<seed:think>", "</seed:think>"),),
             calls={"<seed:tool_call>": tagged_call("</seed:tool_call>", {"<function=": _SEED})},
         ),
+        SEED_CALL,
     )

@@ -24,6 +24,7 @@ class ChannelFormat:
         reasoning: whether it has reasoning.
         grammar: reads an answer.
         tag: makes a tag of a constraint under which a tool is called.
+        alone: a call that is constrained has to be all of the answer.
     """
 
     name: str
@@ -32,6 +33,7 @@ class ChannelFormat:
     reasoning: bool
     grammar: Grammar = field(repr=False, compare=False)
     tag: MakeTag | None = field(default=None, repr=False, compare=False)
+    alone: bool = False
 
     def structural(
         self,
@@ -59,4 +61,7 @@ class ChannelFormat:
                     f"there is no tool {choice[:60]!r}; name one of tools", param="tool_choice"
                 )
             known = {choice: known[choice]}
-        return None if self.tag is None else constraint(known, self.tag, parallel=parallel)
+        if self.tag is None:
+            return None
+        spec = constraint(known, self.tag, parallel=parallel and not self.alone)
+        return {**spec, "at_start": True} if spec is not None and self.alone else spec

@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from head.text.channel_output import Channel, Output
-from head.text.channel_reader import Ended, Malformed, Marks, Reader, Steps
+from head.text.channel_reader import SURE_OF_MARKER, Ended, Malformed, Marks, Reader, Steps
 from head.text.tool_calls import Tools
+
+#: Calls that may wait until it is known whether they count; one event then has all of them.
+MAX_CALLS_AT_ONCE = 65_536
 
 
 class Turn:
@@ -33,9 +36,12 @@ class Turn:
     def call(self, name: str, arguments: str) -> None:
         """A call is whole; what was read up to here is its own and never text."""
         if self.held is not None:
+            if len(self.held) == MAX_CALLS_AT_ONCE:
+                raise Malformed
             self.held.append((name, arguments))
             return
         self.out.call(name, arguments)
+        self.reader.sure = SURE_OF_MARKER
         self.reader.record()
 
 
@@ -91,13 +97,19 @@ class Outcome(Enum):
 
 
 def attempt(
-    turn: Turn, before: str, steps: Steps[None], sink: Channel | None = None
+    turn: Turn,
+    before: str,
+    steps: Steps[None],
+    sink: Channel | None = None,
+    *,
+    unsure: int = 0,
 ) -> Steps[Outcome]:
     """Read a call; what is none is text, and what the end of the answer cuts is neither.
 
     Args:
         before: what was read of it already.
         sink: gets the text, when it is not the answer's.
+        unsure: so many characters that the end cuts may well be text, and are.
     """
     turn.reader.record(before)
     try:
@@ -105,7 +117,10 @@ def attempt(
     except Malformed as error:
         text = turn.reader.recorded()
         if isinstance(error, Ended) and turn.reader.cut:
-            (sink or turn.out.text).markup()
+            if len(text) > unsure:
+                (sink or turn.out.text).markup()
+            else:
+                (sink or turn.out.text).add(text)
             return Outcome.CUT
         (sink or turn.out.text).add(text)
         return Outcome.TEXT

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 from head.text.channel_reader import Malformed, Reader, Steps
@@ -26,6 +28,9 @@ _HALF_ESCAPES = re.compile(
 )
 _PAIR_LENGTH = 12
 _ENDS = {"{": "}", "[": "]"}
+#: A bracket, or a string with those that are none.
+_BRACKETS = re.compile(r'[\[\]{}]|"[^"\\]*(?:\\.[^"\\]*)*(?:"|\Z)', re.DOTALL)
+_STEPS = {"{": 1, "[": 1, "}": -1, "]": -1}
 
 
 def json_value(reader: Reader) -> Steps[str]:
@@ -125,8 +130,10 @@ def _scalar(reader: Reader) -> Steps[str]:
 
 
 def is_scalar(text: str) -> bool:
-    """Whether a text is a JSON number, or true, false or null."""
-    return len(text) <= MAX_DIGITS and _SCALAR.fullmatch(text) is not None
+    """Whether a text is a JSON number that programs can hold, or true, false or null."""
+    if len(text) > MAX_DIGITS or _SCALAR.fullmatch(text) is None:
+        return False
+    return text[0] in "tfn" or isfinite(float(text))
 
 
 def whole_characters(text: str) -> str:
@@ -150,15 +157,18 @@ class NotJson(ValueError):
     """A text is no JSON value, or one that readers take in different ways."""
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str, depth: int = MAX_DEPTH) -> Any:
     """The value of a whole text; numbers stay text in a `Number`.
 
+    Args:
+        depth: of lists and objects in one another.
+
     Raises:
-        NotJson: it is none, is nested too deep, a number has more than `MAX_DIGITS`, or an object
-            has a key twice.
+        NotJson: it is none, is nested too deep, a number has more than `MAX_DIGITS` or is too large
+            for a 64-bit float, or an object has a key twice. Says which, for a sentence.
     """
-    if _deepest(text) > MAX_DEPTH:
-        raise NotJson("nested too deep")
+    if _deepest(text) > depth:
+        raise NotJson(f"it is nested more than {depth} deep")
     try:
         return json.loads(
             text,
@@ -167,8 +177,10 @@ def parse_json(text: str) -> Any:
             parse_float=_number,
             parse_constant=_no_constant,
         )
+    except NotJson:
+        raise
     except (ValueError, RecursionError) as error:
-        raise NotJson(str(error)) from None
+        raise NotJson(f"it is no JSON ({error})") from None
 
 
 class Number(str):
@@ -179,26 +191,30 @@ class Number(str):
 
 def _number(text: str) -> Number:
     if len(text) > MAX_DIGITS:
-        raise NotJson("a number has too many digits")
+        raise NotJson(f"a number in it has more than {MAX_DIGITS} digits")
+    if not isfinite(float(text)):
+        raise NotJson(f"the number {text[:40]} in it is too large for a 64-bit float")
     return Number(text)
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise NotJson("a key is there twice")
+        counts = Counter(key for key, _ in pairs)
+        twice = next(key for key, count in counts.items() if count > 1)
+        raise NotJson(f"the key {twice[:40]!a} is in one object twice")
     return made
 
 
 def _no_constant(name: str) -> Any:
-    raise NotJson(f"{name} is no JSON")
+    raise NotJson(f"{name} in it is no JSON")
 
 
 def _deepest(text: str) -> int:
-    """Brackets in one another, those in strings counted too."""
+    """Brackets in one another."""
     depth = deepest = 0
-    for character in re.findall(r"[\[\]{}]", text):
-        depth += 1 if character in "[{" else -1
+    for part in _BRACKETS.findall(text):
+        depth += _STEPS.get(part, 0)
         deepest = max(deepest, depth)
     return deepest
 

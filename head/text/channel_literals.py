@@ -7,7 +7,7 @@ import json
 import re
 
 from head.text.channel_calls import bare_calls, expect
-from head.text.channel_grammar import Turn, marks_of
+from head.text.channel_grammar import MAX_CALLS_AT_ONCE, Turn, marks_of
 from head.text.channel_json import MAX_DEPTH, is_scalar, whole_characters
 from head.text.channel_reader import Malformed, Reader, Steps
 from head.text.channel_values import Arguments
@@ -130,6 +130,8 @@ class PythonCalls:
         calls: list[tuple[str, str]] = []
         while True:
             yield from reader.skip()
+            if len(calls) == MAX_CALLS_AT_ONCE:
+                raise Malformed
             calls.append((yield from _python_call(turn)))
             yield from reader.skip()
             if (yield from reader.one_of(marks_of(",", "]"))) == "]":

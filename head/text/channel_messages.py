@@ -29,11 +29,13 @@ def harmony(turn: Turn, opened: str) -> Steps[None]:
     turn.reader.feed(opened)
     while (yield from turn.reader.more()):
         message = _Message()
-        outcome = yield from attempt(turn, "", message.read(turn))
+        unsure = turn.reader.sure - 1
+        outcome = yield from attempt(turn, "", message.read(turn), unsure=unsure)
         if outcome is Outcome.CUT:
             return
         if outcome is Outcome.TEXT:
-            yield from _body(turn, turn.out.text, keep=True)
+            # Without a header it is a message that the prompt began.
+            yield from _body(turn, turn.out.text, keep=message.marked)
         elif message.channel is not None:
             yield from _body(turn, message.channel)
 
@@ -44,6 +46,8 @@ class _Message:
     def __init__(self) -> None:
         #: Where the message's text goes; none when it was a call.
         self.channel: Channel | None = None
+        #: A control text of a header was read.
+        self.marked = False
 
     def read(self, turn: Turn) -> Steps[None]:
         """Read it.
@@ -51,7 +55,7 @@ class _Message:
         Raises:
             Malformed: it is no header, or a call that is none.
         """
-        channel, recipient = yield from _header(turn.reader)
+        channel, recipient = yield from self._header(turn.reader)
         name = recipient.removeprefix("functions.")
         if name in turn.tools:
             yield from _harmony_call(turn, name)
@@ -60,26 +64,27 @@ class _Message:
         else:
             self.channel = turn.out.reasoning if channel == "analysis" else turn.out.text
 
-
-def _header(reader: Reader) -> Steps[tuple[str, str]]:
-    """Channel and recipient of a message, from its header."""
-    channel = recipient = ""
-    length = 0
-    yield from reader.skip(" ")
-    marker = yield from reader.one_of(marks_of(_TO, *_HEADER_PARTS))
-    while marker != _MESSAGE:
-        text = yield from reader.run(_HEADER)
-        length += len(text)
-        if length > _MAX_HEADER:
-            raise Malformed
-        if marker == _START:
-            channel = recipient = ""
-        if marker == _CHANNEL:
-            channel = text.split(" ", 1)[0]
-        found = _RECIPIENT.search(_TO + text if marker == _TO else text)
-        recipient = found[1] if found else recipient
-        marker = yield from reader.one_of(marks_of(*_HEADER_PARTS))
-    return channel, recipient
+    def _header(self, reader: Reader) -> Steps[tuple[str, str]]:
+        """Channel and recipient of a message, from its header."""
+        channel = recipient = ""
+        length = 0
+        yield from reader.skip(" ")
+        marker = yield from reader.one_of(marks_of(_TO, *_HEADER_PARTS))
+        self.marked = marker != _TO
+        while marker != _MESSAGE:
+            text = yield from reader.run(_HEADER)
+            length += len(text)
+            if length > _MAX_HEADER:
+                raise Malformed
+            if marker == _START:
+                channel = recipient = ""
+            if marker == _CHANNEL:
+                channel = text.split(" ", 1)[0]
+            found = _RECIPIENT.search(_TO + text if marker == _TO else text)
+            recipient = found[1] if found else recipient
+            marker = yield from reader.one_of(marks_of(*_HEADER_PARTS))
+            self.marked = True
+        return channel, recipient
 
 
 def _harmony_call(turn: Turn, name: str) -> Steps[None]:

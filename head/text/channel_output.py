@@ -1,7 +1,8 @@
 """What a splitter gives: text, reasoning and calls, with the line ends around markup taken off.
 
 Templates put line ends around markup: after `<think>`, before and after `</think>`, before and
-between calls. They belong to the markup. A run of line ends is therefore held back until it is
+between calls, and behind them where there was no text yet, else they are between text and text.
+They belong to the markup. A run of line ends is therefore held back until it is
 known what follows it, and comes with the text that does.
 """
 
@@ -28,7 +29,7 @@ class Pieces:
 class Channel:
     """One channel's text as it comes."""
 
-    __slots__ = ("_drops", "_held", "_pieces", "started")
+    __slots__ = ("_drops", "_held", "_pieces", "said", "started")
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
@@ -36,8 +37,8 @@ class Channel:
         self._held = 0
         #: The line ends that come next belong to markup.
         self._drops = False
-        #: Something but line ends was given.
-        self.started = False
+        #: Something but line ends was given, since the last call or at all.
+        self.started = self.said = False
 
     def add(self, text: str) -> None:
         """More of it."""
@@ -49,7 +50,8 @@ class Channel:
         body = text.rstrip("\n")
         if body:
             self._pieces.append("\n" * self._held + body)
-            self.started, self._held = True, 0
+            self.started = self.said = True
+            self._held = 0
         self._held += len(text) - len(body)
 
     def markup(self) -> None:
@@ -69,7 +71,7 @@ class Channel:
     def forget(self) -> None:
         """What came so far is no part of the answer; what markup does to what follows stays."""
         self._pieces.clear()
-        self._held, self.started = 0, False
+        self._held, self.started, self.said = 0, False, False
 
     def take(self) -> str:
         """What came since the last time."""
@@ -101,6 +103,8 @@ class Output:
     def call(self, name: str, arguments: str) -> None:
         """A whole call."""
         self.text.markup()
+        if not self.text.said:
+            self.text.drop_line_ends()
         self._quiet = True
         if not self._count or self._parallel:
             self._calls.append(ToolCall(self._count, self._call_id(self._count), name, arguments))

@@ -16,7 +16,7 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]
 
 #: Of a marker that the end of an answer cuts, this many characters are enough to be sure of it.
-_SURE_OF_MARKER = 3
+SURE_OF_MARKER = 3
 
 
 class Malformed(Exception):
@@ -74,7 +74,7 @@ class Marks:
 class Reader:
     """What is known of a text and not read yet. `feed` and `end` drive it, one grammar reads it."""
 
-    __slots__ = ("_record", "cut", "dropped", "ended", "pos", "text")
+    __slots__ = ("_record", "cut", "dropped", "ended", "pos", "sure", "text")
 
     def __init__(self) -> None:
         self.text = ""
@@ -85,6 +85,8 @@ class Reader:
         self.cut = False
         #: A marker that the end left unfinished was dropped.
         self.dropped = False
+        #: How many characters of a marker are enough to be sure of it.
+        self.sure = SURE_OF_MARKER
         self._record: list[str] | None = None
 
     def feed(self, text: str) -> None:
@@ -156,7 +158,7 @@ class Reader:
                     sink(self.take(found.start()))
                 return self.take(found.end())
             held = marks.undecided(self.text, self.pos)
-            if self.ended and not (self.cut and held >= _SURE_OF_MARKER):
+            if self.ended and not (self.cut and held >= self.sure):
                 held = 0
             if len(self.text) - held > self.pos:
                 sink(self.take(len(self.text) - held))

@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from head.text.channel_json import NotJson, is_scalar, parse_json, whole_characters
+from head.text.channel_json import MAX_DEPTH, NotJson, is_scalar, parse_json, whole_characters
 
 _ALL = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 _UNIONS = ("anyOf", "oneOf", "allOf")
 #: Schemas, choices and steps of references that one argument's type is looked for in.
 MAX_LOOKED_AT = 1024
+#: Of one argument: all of them are one object more.
+INNER_DEPTH = MAX_DEPTH - 1
 #: The type of an argument whose schema says it at greater length: text stays as it was written.
 _UNKNOWN = frozenset({"string"})
 
@@ -48,7 +50,7 @@ def _not_string(text: str, allowed: frozenset[str]) -> str | None:
     if text[:1] in ("{", "[") and allowed & {"object", "array"}:
         text = whole_characters(text)
         try:
-            value = parse_json(text)
+            value = parse_json(text, INNER_DEPTH)
         except NotJson:
             return None
         if ("object" if isinstance(value, dict) else "array") in allowed:

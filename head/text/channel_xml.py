@@ -11,7 +11,7 @@ from head.text.channel_calls import expect, object_text
 from head.text.channel_grammar import Turn, marks_of
 from head.text.channel_json import NotJson, json_value, parse_json, whole_characters
 from head.text.channel_reader import Ended, Malformed, Steps
-from head.text.channel_values import Arguments, typed
+from head.text.channel_values import INNER_DEPTH, Arguments, typed
 
 _NAME = re.compile(r"[^<>\n\"]*")
 _KEY = re.compile(r"[^<>\n]*")
@@ -148,6 +148,9 @@ def _glm_value(turn: Turn) -> Steps[tuple[str, bool]]:
 # --- <invoke name="f"><parameter name="k">value</parameter></invoke> ------------------------------
 
 
+_QUOTE, _UNQUOTE = "<![CDATA[", "]]>"
+
+
 @dataclass(frozen=True)
 class Invoke:
     """A call with its name and keys in attributes, from behind `<invoke name="`.
@@ -156,11 +159,13 @@ class Invoke:
         end: of the call.
         parameter: what an argument begins with, up to its name.
         close: of an argument.
+        quoted: whether a value may stand in `<![CDATA[...]]>`, which is no part of it.
     """
 
     end: str
     parameter: str
     close: str
+    quoted: bool = False
 
     def __call__(self, turn: Turn) -> Steps[None]:
         """Read a call."""
@@ -183,11 +188,21 @@ class Invoke:
         reader = turn.reader
         key = yield from reader.word(_NAME)
         how = yield from reader.one_of(marks_of('">', '" string="true">', '" string="false">'))
-        value, _ = yield from reader.collect(marks_of(self.close))
+        value = yield from self._value(turn)
         if how == '">':
             add_typed(turn, arguments, name, key, value)
         elif not arguments.add(key, as_json(value) if "false" in how else as_text(value)):
             raise Malformed
+
+    def _value(self, turn: Turn) -> Steps[str]:
+        value, close = yield from turn.reader.collect(marks_of(self.close))
+        if not self.quoted or not value.startswith(_QUOTE):
+            return value
+        parts = [value]
+        while not parts[-1].endswith(_UNQUOTE):
+            more, close = yield from turn.reader.collect(marks_of(self.close))
+            parts += (close, more)
+        return "".join(parts)[len(_QUOTE) : -len(_UNQUOTE)]
 
 
 def as_text(value: str) -> str:
@@ -203,7 +218,7 @@ def as_json(value: str) -> str:
     """
     value = whole_characters(value)
     try:
-        parse_json(value)
+        parse_json(value, INNER_DEPTH)
     except NotJson:
         raise Malformed from None
     return value.strip()

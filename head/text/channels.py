@@ -36,6 +36,7 @@ class ChannelSplitter:
         opened: the text that the prompt ends with after the last message, such as `<think>`; what
             it opens is open.
         parallel: whether there may be more than one call; the calls after the first are left out.
+        calls_first: the answer can begin with nothing but a call, so what is cut there is no text.
     """
 
     __slots__ = ("_over", "_steps", "_turn")
@@ -48,8 +49,11 @@ class ChannelSplitter:
         call_id: Callable[[int], str],
         opened: str = "",
         parallel: bool = True,
+        calls_first: bool = False,
     ) -> None:
         self._turn = Turn(Output(call_id, parallel=parallel), Tools(tools))
+        if calls_first:
+            self._turn.reader.sure = 1
         self._steps = form.grammar(self._turn, opened)
         self._over = False
         next(self._steps)

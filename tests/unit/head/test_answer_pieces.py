@@ -10,9 +10,14 @@ from typing import Any
 
 import pytest
 
+from bus.client_events import end_tail, read_event
+from bus.errors import Invalid
+from bus.messages.api import MAX_BODY_BYTES, TokenEvent, encode_body
 from bus.messages.text import Described
-from head.answer_pieces import AnswerPieces, Channels
+from head.answer_pieces import AnswerPieces, Channels, pieces_map
+from head.text import channel_grammar, channel_literals
 from head.text.channels import FORMATS, Pieces
+from head.text.tool_messages import read_calls
 
 TOOLS: tuple[dict[str, Any], ...] = (
     {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}},
@@ -101,7 +106,7 @@ class Model:
 def whole_call(form: str) -> str:
     """A call of the tool f, as the format writes it; empty where that is not known here."""
     spec = FORMATS[form].structural(TOOLS, "f", True)
-    if form in CALLS or spec is None:
+    if form in CALLS or spec is None or "lark" in spec["tags"][0]:
         return CALLS.get(form, "")
     (tag,) = spec["tags"]
     return f'{tag["begin"]}{{"a": "\u00fc STOP"}}{tag["end"]}'
@@ -215,7 +220,7 @@ def test_half_characters_in_arguments_are_replaced() -> None:
 
 #: Arguments with a half character, and as they are told: the rest is what the model wrote.
 ODD = {
-    '{"y": "\\ud800", "x": 1e999,"z" :1.00000000000000000000001}': '{"y": "\ufffd", "x": 1e999,'
+    '{"y": "\\ud800", "x": 1e308,"z" :1.00000000000000000000001}': '{"y": "\ufffd", "x": 1e308,'
     '"z" :1.00000000000000000000001}',
     r'{"y": "\\ud800\ud83d\udc00\uDFFF\\\udc00\n\ud83d\ud83d\ude00"}': r'{"y": "\\ud800\ud83d\udc00'
     "\ufffd\\\\\ufffd\\n\ufffd"
@@ -241,6 +246,9 @@ def test_arguments_stay_the_letters_that_the_model_wrote(wrote: str) -> None:
         '{"y": "\\ud800", "x": %s}' % ("1" * 5000),
         '{"y": "\\\\ud800", "x": [-%s]}' % ("1" * 5000),
         '{"x": 1.%s}' % ("1" * 5000),
+        '{"x": 1e999}',
+        '{"x": [-1e309]}',
+        '{"x": %s1}' % ("9" * 400),
         # Two keys that no reader could tell from one another.
         '{"\\ud800": 1, "\\ud801": 2}',
         '{"x": {"\ufffd": 1, "\\ud801": 2}}',
@@ -251,6 +259,81 @@ def test_what_no_reader_could_take_is_text(arguments: str) -> None:
         said = f'<tool_call>{{"name": "f", "arguments": {wrote}}}</tool_call>'
         told = _told("hermes", said)
         assert (told.text, told.calls) == (said, ())
+
+
+def test_what_a_call_has_can_be_sent_back_and_nothing_else() -> None:
+    """One rule for the calls of a model and for those in messages."""
+    deep = "[" * 63 + "]" * 63
+    for value, fits in (
+        ("1e308", True),
+        ("1" * 300, True),
+        ("1e999", False),
+        ("-1e309", False),
+        ("9" * 400, False),
+        ("NaN", False),
+        ('1, "x": 1', False),
+        ('NaN, "x": 1', False),
+        (deep, True),
+        (f"[{deep}]", False),
+        ('"%s"' % ("[" * 100), True),
+        ('"\\"[[{%s"' % ("{" * 100), True),
+    ):
+        arguments = f'{{"x": {value}}}'
+        calls = _told("hermes", f'<tool_call>{{"name": "f", "arguments": {arguments}}}').calls
+        assert [call.arguments for call in calls] == ([arguments] if fits else []), value
+        if fits:
+            read_calls([{"name": "f", "arguments": arguments}], "calls")
+        else:
+            with pytest.raises(Invalid, match=r"calls\[0\].arguments"):
+                read_calls([{"name": "f", "arguments": arguments}], "calls")
+
+
+@pytest.mark.parametrize("form", sorted(CALLS))
+def test_arguments_of_all_kinds_can_be_sent_back(form: str) -> None:
+    call = CALLS[form]
+    for value in ("1e999", "[" * 63 + "]" * 63, "[" * 64 + "]" * 64, "9" * 400, "1e308"):
+        written = value if form in ("llama4", "lfm2", "gemma4") else f"\n{value}\n"
+        said = re.sub(r"""<\|"\|>.*?<\|"\|>|"(?:STOP|\u00fc)"|STOP|\u00fc""", written, call)
+        assert value in said
+        pieces = _told(form, said)
+        for one in pieces.calls:
+            read_calls([{"name": one.name, "arguments": one.arguments}], "calls")
+        assert pieces.calls or value in pieces.text
+
+
+def test_any_number_of_calls_in_one_event_can_be_read() -> None:
+    count = 5000
+    for form, said in (
+        ("lfm2", f"<|tool_call_start|>[{', '.join(['now()'] * count)}]<|tool_call_end|>"),
+        ("llama4", f"[{', '.join(['now()'] * count)}]"),
+        ("hermes", "<think>" + '<tool_call>{"name": "now"}</tool_call>' * count),
+    ):
+        told = _told(form, said)
+        event = {"type": "token", "offset": 0, "tokens": [], "text": told.text, **pieces_map(told)}
+        read = read_event(event)
+        assert isinstance(read, TokenEvent)
+        assert [call.index for call in read.tool_calls] == list(range(count))
+        assert len(encode_body(event)) < MAX_BODY_BYTES
+        end = end_tail({**pieces_map(told)}, 0)
+        assert len(end.tool_calls) == count
+
+
+@pytest.mark.parametrize("form", ["lfm2", "hermes"])
+def test_more_calls_at_once_than_an_event_can_hold_are_text(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (channel_literals, channel_grammar):
+        monkeypatch.setattr(module, "MAX_CALLS_AT_ONCE", 3)
+    begin, between, end = {
+        "lfm2": ("<|tool_call_start|>[", ",", "]<|tool_call_end|>"),
+        "hermes": ("<think>", "", ""),
+    }[form]
+    call = "now()" if form == "lfm2" else '<tool_call>{"name": "now"}</tool_call>'
+    for count in (3, 4):
+        said = begin + between.join([call] * count) + end
+        told = _told(form, said)
+        assert len(told.calls) == (3 if count == 3 else {"lfm2": 0, "hermes": 0}[form])
+        assert call in told.text + told.reasoning or count == 3
 
 
 def _argument(form: str, said: str) -> str:

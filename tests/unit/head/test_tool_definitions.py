@@ -94,7 +94,7 @@ def test_what_a_schema_says_stays_in_its_order() -> None:
         ([{"type": "function", "function": "f"}], "tools[0].function", "not text"),
         ([function(), function(name="a b")], "tools[1].function.name", "'a b'; it should be"),
         ([function(name="")], "tools[0].function.name", "''"),
-        ([function(name="a" * 65)], "tools[0].function.name", "1 to 64 letters"),
+        ([function(name="a" * 65)], "tools[0].function.name", "1 to 64 of A-Z"),
         ([function(name="f\n")], "tools[0].function.name", "'f\\n'"),
         ([function(name="\u5929")], "tools[0].function.name", "'\\u5929'"),
         ([function(name=None)], "tools[0].function.name", "missing"),

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from llguidance import LLTokenizer
 
-from bus.errors import ConstraintInvalid
+from bus.errors import ConstraintInvalid, Invalid
 from bus.messages.sampling import Constraint
+from bus.messages.text import TEXT, CheckConstraint, Encode, TextFailed
 from bus.text.constraints import check_constraint, make_matcher, make_tokenizer
 from bus.text.lark_text import translate_lark
+from bus.text.process import answer
 from bus.text.tokenizer import TextModel
 from tests.harness.models import smollm2_folder, toy_model_folder
 from tests.unit.text.test_tokenizer import PIECES
@@ -348,6 +350,63 @@ def test_odd_sources_are_refused_and_nothing_else() -> None:
     assert "lone surrogate" in refusal("regex", "\ud800")
     assert "bytes" in refusal("regex", "a" * 300_000)
     assert "kind" in refusal("yaml", "a: b")
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("json_schema", r'{"\ud800": 1}'),
+        ("json_schema", r'{"properties": {"a": {"\udfff": 1}}}'),
+        ("json_schema", r'{"properties": {"\ud800": 5}}'),
+        ("json_schema", r'{"enum": ["\ud83d"]}'),
+        ("lark", r'start: %json {"\ud800": 1}'),
+        ("structural", r'{"tags": [], "\ud800": 1}'),
+        ("structural", r'{"tags": [{"begin": "a", "end": "", "schema": {"\ud800": 1}}]}'),
+        ("structural", r'{"tags": [{"begin": "\ud800", "end": "", "regex": "a"}]}'),
+        ("regex", r"\ud800"),
+        ("regex", "[\ud800]"),
+        ("lark", r'start: "\ud800"'),
+        ("lark", "start: \ud800"),
+        ("lark", "start: <\ud800>"),
+    ],
+)
+def test_half_characters_are_refused_in_a_sentence_that_can_be_sent(kind: str, source: str) -> None:
+    def check_it(job: object) -> object:
+        check_constraint(TOY, constraint(kind, source))
+        return None
+
+    job = CheckConstraint(job=1, folder="", constraint=Constraint(kind="regex", source="a"))
+    reply = answer({CheckConstraint: check_it}, job)
+    assert isinstance(reply, TextFailed)
+    assert (reply.code, reply.param) == ("constraint_invalid", "constraint")
+    TEXT.encode(reply)
+
+
+def test_whole_characters_may_be_escaped() -> None:
+    assert accepts("json_schema", r'{"const": "\ud83d\ude00"}', '"\U0001f600"')
+
+
+def test_what_quotes_half_a_character_is_sent_nevertheless() -> None:
+    def fail(job: object) -> object:
+        raise Invalid("the key \ud800 is odd", param="\ud800")
+
+    reply = answer({Encode: fail}, Encode(job=1, folder="", text=""))
+    assert isinstance(reply, TextFailed)
+    assert reply.message == r"the key \ud800 is odd"
+    TEXT.encode(reply)
+
+
+def test_a_refused_tag_is_named() -> None:
+    good = {"begin": "<a>", "end": "", "schema": {"type": "integer"}}
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"not": {}}, "structural.tags[1]#/not"),
+        ({"type": "object", "properties": {"a": {"type": "text"}}}, "tags[1]#/properties/a/type"),
+        # What the engine finds, which knows no tags.
+        ({"oneOf": [{"type": "string"}, {"pattern": "a"}]}, "structural.tags[1]"),
+    )
+    for schema, place in cases:
+        bad = {"begin": "<b>", "end": "", "schema": schema}
+        assert place in refusal("structural", {"tags": [good, bad, {**good, "begin": "<c>"}]})
 
 
 def test_special_tokens_are_never_allowed_by_text() -> None:

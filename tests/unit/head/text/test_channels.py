@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from head.text.channels import FORMATS, ChannelSplitter, ToolCall, choose_format
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -105,3 +107,60 @@ def test_names_with_digits_do_not_depend_on_the_pieces() -> None:
     for step in range(1, 6):
         for said in ("[f(2=1)]", "[f(5)]", "[12, 13]", "[f(=1)]"):
             assert split("llama4", said, step) == (said, "", [])
+
+
+def test_t6_line_ends_behind_a_call_belong_to_it() -> None:
+    call = '<tool_call>{"name": "f"}</tool_call>'
+    for step in range(4):
+        for form, said, told in (
+            ("hermes", f"{call}\n\nThe weather\n", "The weather\n"),
+            # Between text and text they are kept.
+            ("hermes", f"Yes\n{call}\n\nThe weather\n", "Yes\n\nThe weather\n"),
+            ("hermes", f"{call}\n{call}\n\n", ""),
+            ("hermes", f"{call}\n  a\n\nb", "  a\n\nb"),
+            ("mistral", "[TOOL_CALLS]f[ARGS]{}\n\nIt", "It"),
+            (
+                "kimi-k2",
+                "<|tool_calls_section_begin|><|tool_call_begin|>f:0<|tool_call_argument_begin|>{}"
+                "<|tool_call_end|>\n<|tool_calls_section_end|>\n\nIt",
+                "It",
+            ),
+            ("glm", "<tool_call>f\n</tool_call>\n\nIt", "It"),
+        ):
+            text, _, calls = split(form, said, step)
+            assert (text, {call.name for call in calls}) == (told, {"f"})
+
+
+def test_t6_no_arguments_are_an_empty_object() -> None:
+    for written in ("{ }", "{\n    }", "null", '""', '"{ }"', "{}"):
+        (call,) = split("hermes", f'<tool_call>{{"name": "f", "arguments": {written}}}')[2]
+        assert call.arguments == "{}"
+
+
+def test_the_end_of_a_message_that_the_prompt_began_is_no_text() -> None:
+    """As where an answer goes on with the last message."""
+    for form, said, told in (
+        ("harmony", " world.<|end|>", " world."),
+        ("harmony", "to=you it is.<|return|>", "to=you it is."),
+        ("harmony", "World<|end|><|start|>assistant<|channel|>final<|message|>x<|end|>", "Worldx"),
+        ("kimi-k3", " world.<|close|>response<|sep|><|close|>message<|sep|>", " world."),
+        ("cohere", " world.<|END_RESPONSE|>", " world."),
+        ("solar", " world.<|end|>", " world."),
+        ("apriel", " world.\n[END FINAL RESPONSE]", " world."),
+    ):
+        for step in range(5):
+            assert split(form, said, step) == (told, "", [])
+    # What is no call is text to the letter.
+    broken = "<|channel|>commentary to=functions.g<|message|>{}<|end|>"
+    assert split("harmony", broken, 1) == (broken, "", [])
+    for end in range(3):
+        assert split("harmony", "to you"[:end], cut=True) == ("to you"[:end], "", [])
+
+
+def test_a_quoted_value_is_what_is_quoted() -> None:
+    """As MiniCPM writes texts with `<`, `&` or line ends in them."""
+    for value in ("a < b", "</param>", "two\nlines </param></function>", "]] >"):
+        said = f'<function name="f"><param name="a"><![CDATA[{value}]]></param></function>'
+        for step in range(4):
+            (call,) = split("minicpm", said, step)[2]
+            assert json.loads(call.arguments) == {"a": value}
