@@ -14,6 +14,7 @@ from typing import Any
 from bus.errors import Invalid
 from bus.fields import kind_of
 from head.json_values import check_json, check_text
+from head.text.channel_json import NotJson, parse_json
 
 Message = dict[str, Any]
 #: Letters of an identifier or a name that comes with messages.
@@ -141,14 +142,23 @@ def _arguments(arguments: object, where: str) -> Arguments:
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
-        raise Invalid(
-            f"{where} is text that is no JSON object; send what was written as content instead",
-            param=where,
-        )
+        raise _no_object(where, "")
     values = check_json(values, where)
+    try:
+        # As of a model's call: each can be sent back, and no other is.
+        parse_json(arguments)
+    except NotJson as error:
+        raise _no_object(where, f": {error!s:.200}") from None
     # Programs escape what models write as it is; other text stays, to the letter.
     escaped = "\\u" in arguments
     return Arguments(values, json.dumps(values, ensure_ascii=False) if escaped else arguments)
+
+
+def _no_object(where: str, why: str) -> Invalid:
+    return Invalid(
+        f"{where} is text that is no JSON object{why}; send what was written as content instead",
+        param=where,
+    )
 
 
 def _named(result: Message, open_calls: list[Message], names: Mapping[str, str]) -> Message:
