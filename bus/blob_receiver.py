@@ -17,7 +17,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from bus.errors import BlobMissing, Invalid, QueueFull, StorageFull, SuperfluidError, TooLarge
-from bus.messages.link import XferAbort, XferBegin, XferChunk, XferCredit, XferDone, XferEnd
+from bus.messages.link_transfers import (
+    XferAbort,
+    XferBegin,
+    XferChunk,
+    XferCredit,
+    XferDone,
+    XferEnd,
+)
 from bus.messages.parts import BlobRef
 from bus.transfer import (
     HASH_MISMATCH,

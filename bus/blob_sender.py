@@ -18,7 +18,14 @@ from typing import Protocol
 
 from bus.bulk_window import BulkWindow
 from bus.errors import QueueFull, SuperfluidError, TimedOut, WireError
-from bus.messages.link import XferAbort, XferBegin, XferChunk, XferCredit, XferDone, XferEnd
+from bus.messages.link_transfers import (
+    XferAbort,
+    XferBegin,
+    XferChunk,
+    XferCredit,
+    XferDone,
+    XferEnd,
+)
 from bus.messages.parts import BlobRef
 from bus.transfer import CHUNK_BYTES, name_of
 

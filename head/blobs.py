@@ -23,8 +23,9 @@ from itertools import count
 from bus.blob_sender import BlobSender, BlobSource, Outcome
 from bus.errors import SuperfluidError
 from bus.ids import GenerationId, NodeIdentity
-from bus.messages.link import GenerateReq, XferChunk, XferCredit, XferDone
+from bus.messages.link import GenerateReq
 from bus.messages.link_jobs import JobStart
+from bus.messages.link_transfers import XferChunk, XferCredit, XferDone
 from bus.timers import Timers
 from head.effects import LinkKey
 from head.outbox import Outbox

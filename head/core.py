@@ -7,12 +7,11 @@ takes `effects()`: rows to keep and outputs that may leave once those rows are d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
-from bus.errors import DecodeError, Invalid, StoreCorrupt, SuperfluidError
+from bus.errors import DecodeError, Invalid, SuperfluidError
 from bus.ids import ModelName, RequestId, SessionId
 from bus.messages.api import (
     QOS_CLASSES,
@@ -36,11 +35,10 @@ from bus.messages.link import (
     Refused,
     TokenEvents,
     WorkerDied,
-    XferCredit,
-    XferDone,
 )
 from bus.messages.link_jobs import JobEnd, JobPart
 from bus.messages.link_parking import SessionParked, SessionRestored
+from bus.messages.link_transfers import XferCredit, XferDone
 from bus.messages.sampling import SamplingParams
 from bus.timers import Timers
 from bus.transfer import BlobStore
@@ -60,13 +58,14 @@ from head.node_marks import NodeMarks
 from head.numbers import Numbers
 from head.operation import ApiRequest
 from head.outbox import Outbox
-from head.put_back import PutBack, lost_since
-from head.restore import answer_from
-from head.rows import ADMITTED, FINISHED, PutPeer, StoredAnswer, StoredState
+from head.put_back import PutBack
+from head.recovery import Recovery
+from head.rows import PutPeer, StoredAnswer, StoredState
 from head.runs import RunPolicy, Runs
 from head.storage import Storage
 from head.texts import TextDesk
 from head.tokenizers import TokenizerDesk
+from head.unread import UnreadAnswers
 from head.uploads import NO_FILES, Uploads
 
 #: How often finished answers are looked through for ones past their retention.
@@ -155,10 +154,12 @@ class HeadCore:
         )
         self.uploads = Uploads(self.outbox, files, self._timers, self.runs.blobs_in_use)
         self.media = Media(files, self.uploads)
+        self._unread = UnreadAnswers(
+            grace_s=policy.disconnect_grace_s, timers=self._timers, cancel=self.runs.cancel
+        )
         self._api = Api(self)
         self.runs.made.restore(stored.sessions)
-        for answer in stored.answers:
-            self._restore(answer, now)
+        self._recover(stored.answers, now)
         self._timers.at(now + PURGE_EVERY_S, self._purge)
 
     @property
@@ -194,13 +195,7 @@ class HeadCore:
         self.runs.jobs.client_gone(client, now)
         for answer in self.book.client_gone(client):
             self.runs.caught_up(answer, now)
-            if answer.keep or answer.ended:
-                continue
-            answer.unread_s = now
-            if left:
-                self._cancel_unread(answer, now, now)
-            else:
-                self._cancel_unread_later(answer, now)
+            self._unread.reader_gone(answer, now, left=left)
 
     def client_stalled(self, client: ClientKey) -> None:
         """A client does not take what it was sent."""
@@ -379,14 +374,19 @@ class HeadCore:
             self.outbox.persist(row)
         return True
 
-    def _cancel_unread_later(self, answer: Answer, since_s: float) -> None:
-        due = since_s + self._policy.disconnect_grace_s
-        self._timers.at(due, partial(self._cancel_unread, answer, since_s))
-
-    def _cancel_unread(self, answer: Answer, since_s: float, now: float) -> None:
-        # A reader that came meanwhile and went again has its whole time anew.
-        if answer.unread_s == since_s and not answer.subscriptions and not answer.ended:
-            self.runs.cancel(answer, now)
+    def _recover(self, answers: Iterable[StoredAnswer], now: float) -> None:
+        recovery = Recovery(
+            policy=self._policy.runs,
+            requeue_s=self._policy.disconnect_grace_s,
+            book=self.book,
+            runs=self.runs,
+            tokenizers=self.tokenizers,
+            put_back=self.put_back,
+            unread=self._unread,
+            timers=self._timers,
+        )
+        for answer in answers:
+            recovery.take_up(answer, now)
 
     def _purge(self, now: float) -> None:
         renewed = self._numbers.renew()
@@ -395,40 +395,3 @@ class HeadCore:
         self.book.purge(now - self._policy.retain_s)
         self.runs.made.purge(now - self._policy.retain_s)
         self._timers.at(now + PURGE_EVERY_S, self._purge)
-
-    def _restore(self, stored: StoredAnswer, now: float) -> None:
-        try:
-            answer = answer_from(stored, self.book, now)
-            self.book.add(answer)
-            self.runs.made.restore_turn(answer, stored.context_tokens)
-            if stored.state != FINISHED:
-                # What is still to come is looked through for stops, too.
-                runs = self._policy.runs
-                self.tokenizers.expect(answer.model, now + runs.adopt_s + runs.failover_wait_s)
-            if stored.state != FINISHED and self.put_back.is_of_copy(stored.answer):
-                self.book.end(answer, "error", now, lost_since())
-            elif stored.state == ADMITTED:
-                self._requeue(answer, now)
-            elif stored.state != FINISHED:
-                self.runs.restore(answer, stored, now)
-        except (ValueError, TypeError, KeyError, Invalid) as damage:
-            raise StoreCorrupt(
-                f"answer {stored.answer} in the head's store can not be read ({damage}); put a "
-                "copy of the store in its place, or move it away to begin with an empty one"
-            ) from None
-        if not answer.keep and not answer.ended:
-            answer.unread_s = now
-            self._cancel_unread_later(answer, now)
-
-    def _requeue(self, answer: Answer, now: float) -> None:
-        """An answer that waited when the head ended waits again, once nodes may have joined."""
-
-        def later(at: float) -> None:
-            if answer.ended:
-                return
-            try:
-                self.runs.waiting.add(answer, at)
-            except SuperfluidError as error:
-                self.book.end(answer, "error", at, error)
-
-        self._timers.at(now + self._policy.disconnect_grace_s, later)

@@ -5,8 +5,9 @@
       ├── nothing remains: `length`
       └── it kills workers: the error
 
-In memory the old epoch is void at once: nothing of it is looked at any more. On disk the new one
-replaces it in the transaction that keeps the new place, before anything of that leaves.
+A node that is out of reach is waited for first (head/outages.py). In memory the old epoch is void
+at once: nothing of it is looked at any more. On disk the new one replaces it in the transaction
+that keeps the new place, before anything of that leaves.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from bus.errors import (
 from bus.ids import Epoch, GenerationId, ModelName, NodeIdentity, SessionId, WorkerIncarnation
 from bus.messages.link import Declined, Lost, NeedFull, Refused, WorkerDied
 from bus.messages.parts import Finish
-from bus.timers import Timers
 from bus.transfer import HASH_MISMATCH
 from head.accounts import keep_account
 from head.answers import Answer
@@ -59,16 +59,11 @@ WHOLE = frozenset({"stop", "tool_calls", "length"})
 
 
 class Failover:
-    """Owned by the core's runs. Every way a generation can fail comes here.
-
-    Args:
-        reattach_s: how long the sessions of a lost link wait for it to come back.
-    """
+    """Owned by the core's runs. Every way a generation can fail comes here."""
 
     def __init__(
         self,
         *,
-        reattach_s: float,
         numbers: Numbers,
         outbox: Outbox,
         book: AnswerBook,
@@ -76,9 +71,7 @@ class Failover:
         sessions: Sessions,
         generations: Generations,
         waiting: WaitingLine,
-        timers: Timers,
     ) -> None:
-        self._reattach_s = reattach_s
         self._numbers = numbers
         self._outbox = outbox
         self._book = book
@@ -86,12 +79,9 @@ class Failover:
         self._sessions = sessions
         self._generations = generations
         self._waiting = waiting
-        self._timers = timers
         self._blame = Blame(book=book, outbox=outbox, convict=self._convict)
         #: The last worker of each model on each node whose death was looked into.
         self._judged: dict[tuple[NodeIdentity, ModelName], WorkerIncarnation] = {}
-        #: How often each node's link was lost: a wait is for the end of one outage only.
-        self._outages: dict[NodeIdentity, int] = {}
 
     # --- moving and ending --------------------------------------------------------------------
 
@@ -144,6 +134,14 @@ class Failover:
         if not session.made:
             self._generations.unplace(session, finish)
         self._book.end(answer, finish, now, error)
+
+    def give_up(self, session: Session, why: str, now: float) -> None:
+        """A place is not to be had any more: a running answer moves, an idle session has none."""
+        placed = session.placed
+        if placed is not None and placed.protocol.is_generating:
+            self.move(session, why, now)
+        else:
+            self._generations.unplace(session, "not held")
 
     def answer_ended(self, answer: Answer) -> None:
         """An answer is over, however it ended: those that it was suspected with may go on."""
@@ -373,53 +371,3 @@ class Failover:
         if found is None or not found[1].protocol.is_generating:
             return None
         return found if found[1].protocol.generation == generation else None
-
-    # --- links --------------------------------------------------------------------------------
-
-    def link_down(
-        self, link: LinkKey, node: NodeIdentity, reason: str, now: float, *, left: bool
-    ) -> None:
-        """The sessions of a link wait for its node for a moment; none after a goodbye."""
-        lost = []
-        self._outages[node] = self._outages.get(node, 0) + 1
-        for session, placed in self._sessions.on(node):
-            if placed.link == link:
-                placed.link, placed.out_of_sight = None, True
-                lost.append((session.id, placed.protocol.epoch))
-        why = f"the link to node {node} ended ({reason})"
-        if left:
-            self._give_up(lost, why, now)
-        elif lost:
-            self._give_up_at(now + self._reattach_s, node, lost, why)
-
-    def wait_for_node(self, session: Session, placed: Placed, until: float) -> None:
-        """A session of the time before a restart moves when its node is not here by then."""
-        lost = [(session.id, placed.protocol.epoch)]
-        why = f"the head was restarted and node {placed.node} did not come back"
-        self._give_up_at(until, placed.node, lost, why)
-
-    def _give_up_at(
-        self, due: float, node: NodeIdentity, lost: list[tuple[SessionId, Epoch]], why: str
-    ) -> None:
-        outage = self._outages.get(node)
-
-        def give_up(at: float) -> None:
-            # A node that came back meanwhile and was lost again has its whole time anew.
-            if self._outages.get(node) == outage:
-                self._give_up(lost, why, at)
-
-        self._timers.at(due, give_up)
-
-    def _give_up(self, lost: list[tuple[SessionId, Epoch]], why: str, now: float) -> None:
-        for name, epoch in lost:
-            found = self._sessions.at(None, name, epoch)
-            if found is not None:
-                self.give_up(found[0], why, now)
-
-    def give_up(self, session: Session, why: str, now: float) -> None:
-        """A place is not to be had any more: a running answer moves, an idle session has none."""
-        placed = session.placed
-        if placed is not None and placed.protocol.is_generating:
-            self.move(session, why, now)
-        else:
-            self._generations.unplace(session, "not held")

@@ -14,32 +14,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from bus.context import TokenContext
-from bus.errors import ContextLengthExceeded, CursorAhead, Invalid, NotFound, RateLimited
+from bus.errors import CursorAhead, Invalid, NotFound, RateLimited
 from bus.ids import ModelName, NodeIdentity, PackedIds, SessionId, count_ids, pack_ids
-from bus.messages.api import MAX_PROMPT_TOKENS
 from bus.messages.link_parking import SessionParked
-from bus.messages.parts import Segment
 from bus.timers import Timers
 from head.answers import Answer
 from head.book import AnswerBook
 from head.fleet_node import Node
 from head.outbox import Outbox
 from head.parking import ParkingDesk, Then
-from head.rows import (
-    FORKED,
-    CutContent,
-    EndSession,
-    PurgeSessions,
-    PutContent,
-    PutParked,
-    PutSession,
-    StoredSession,
-)
+from head.rows import EndSession, PurgeSessions, PutParked, PutSession, StoredSession
+from head.session_contents import SessionContents
 from head.sessions import Session, Sessions
 
-#: What may be kept: sessions, and tokens of all of them (4 bytes each, on disk and in memory).
+#: Sessions that may be kept.
 MAX_SESSIONS = 16_384
-MAX_TOKENS = 1 << 26
 
 #: Takes a session's place away: session, reason.
 Unplace = Callable[[Session, str], None]
@@ -73,7 +62,7 @@ class MadeSessions:
         self._unplace = unplace
         self._parking = parking
         self._made: dict[SessionId, Session] = {}
-        self._tokens = 0
+        self._contents = SessionContents(outbox)
 
     def __len__(self) -> int:
         return len(self._made)
@@ -112,15 +101,10 @@ class MadeSessions:
             )
         context = TokenContext()
         context.append(parent.context.slice(0, tokens), parent.context.slice_segments(0, tokens))
-        self._check_all(tokens)
+        self._contents.check_all(tokens)
         made = self._make(session, parent.owner, parent.model, parent.qos, context, parent.id, now)
         made.tokenizer_digest = parent.tokenizer_digest
-        first = 0
-        for segment in context.segments:
-            ids = context.slice(first, first + segment.tokens)
-            answer = FORKED if segment.by_step else 0
-            self._persist_content(made, first, ids, answer)
-            first += segment.tokens
+        self._contents.keep_copied(made)
         return made
 
     def _make(
@@ -202,8 +186,8 @@ class MadeSessions:
             ContextLengthExceeded: it would be longer than a context may be.
             RateLimited: all sessions together have as many tokens as may be kept.
         """
-        self._check_room(session, count_ids(ids))
-        self._extend(session, ids, answer=0)
+        self._contents.check_room(session, count_ids(ids))
+        self._contents.extend(session, ids)
 
     def begin_turn(self, session: Session, answer: Answer, *, joins: bool = False) -> None:
         """An answer goes on from the session's context.
@@ -295,9 +279,9 @@ class MadeSessions:
         """
         session.answer = None
         if answer.error is not None and not answer.tokens and answer.joined_at is not None:
-            self._cut(session, answer.joined_at)
+            self._contents.cut(session, answer.joined_at)
         if answer.keep_output and answer.tokens:
-            self._extend(session, pack_ids(answer.tokens), answer=answer.id)
+            self._contents.extend(session, pack_ids(answer.tokens), answer.id)
         self._rest(session, answer.ended_s)
 
     def _rest(self, session: Session, since_s: float) -> None:
@@ -337,9 +321,7 @@ class MadeSessions:
                 file_on=one.file_on if not one.ended_wall_s else NodeIdentity(""),
                 parent=one.parent,
             )
-            for content in one.contents:
-                made.context.append(content.ids, _segments(content.ids, content.answer))
-                made.tokenizer_digest = content.tokenizer_digest or made.tokenizer_digest
+            self._contents.load(made, one.contents)
             self._add(made)
 
     def restore_turn(self, answer: Answer, context_tokens: int) -> None:
@@ -370,55 +352,12 @@ class MadeSessions:
         ]
         for session in old:
             del self._made[session.id]
-            self._tokens -= len(session.context)
+            self._contents.remove(session)
             self._sessions.drop(session)
         if old:
             self._outbox.persist(PurgeSessions(sessions=tuple(session.id for session in old)))
 
     def _add(self, session: Session) -> None:
         self._made[session.id] = session
-        self._tokens += len(session.context)
+        self._contents.add(session)
         self._sessions.add(session)
-
-    def _extend(self, session: Session, ids: PackedIds, answer: int) -> None:
-        self._persist_content(session, len(session.context), ids, answer)
-        session.context.append(ids, _segments(ids, answer))
-        self._tokens += count_ids(ids)
-
-    def _cut(self, session: Session, length: int) -> None:
-        self._tokens -= len(session.context) - length
-        session.context.cut(length)
-        self._outbox.persist(CutContent(session=session.id, first=length))
-
-    def _persist_content(self, session: Session, first: int, ids: PackedIds, answer: int) -> None:
-        row = PutContent(
-            session=session.id,
-            first=first,
-            ids=ids,
-            answer=answer,
-            tokenizer_digest=session.tokenizer_digest,
-        )
-        self._outbox.persist(row)
-
-    def _check_room(self, session: Session, more: int) -> None:
-        length = len(session.context) + more
-        if length > MAX_PROMPT_TOKENS:
-            raise ContextLengthExceeded(
-                f"session {session.id} would have {length} tokens; at most {MAX_PROMPT_TOKENS} "
-                "are kept",
-                details={"length": length, "max": MAX_PROMPT_TOKENS},
-            )
-        self._check_all(more)
-
-    def _check_all(self, more: int) -> None:
-        if self._tokens + more > MAX_TOKENS:
-            raise RateLimited(
-                f"all sessions have {self._tokens} tokens, of {MAX_TOKENS} that this head keeps; "
-                "finish some",
-                retry_after_ms=1000,
-            )
-
-
-def _segments(ids: PackedIds, answer: int) -> tuple[Segment, ...]:
-    """How tokens are computed: what was appended by chunk, what was generated by step."""
-    return (Segment(tokens=count_ids(ids), by_step=answer != 0),)

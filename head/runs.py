@@ -29,6 +29,7 @@ from head.generations import Generations
 from head.jobs import JobDesk
 from head.made_sessions import MadeSessions
 from head.numbers import Numbers
+from head.outages import Outages
 from head.outbox import Outbox
 from head.parking import ParkingDesk
 from head.reconcile import Reconciler
@@ -125,7 +126,6 @@ class Runs:
             next_number=numbers.generations.next,
         )
         self._failover = Failover(
-            reattach_s=policy.reattach_s,
             numbers=numbers,
             outbox=outbox,
             book=book,
@@ -133,7 +133,12 @@ class Runs:
             sessions=self.sessions,
             generations=self._generations,
             waiting=self.waiting,
+        )
+        self._outages = Outages(
+            reattach_s=policy.reattach_s,
+            sessions=self.sessions,
             timers=timers,
+            give_up=self._failover.give_up,
         )
         self.drains = Drains(
             fleet=fleet,
@@ -210,7 +215,7 @@ class Runs:
         self.parking.link_down(link)
         self._reconciler.link_down(link)
         self.waiting.unsettle(now)
-        self._failover.link_down(link, node.identity, reason, now, left=left)
+        self._outages.link_down(link, node.identity, reason, now, left=left)
         self.jobs.link_down(link, reason, now, left=left)
 
     def opened(self, now: float) -> None:
@@ -242,7 +247,7 @@ class Runs:
             out_of_sight=True,
         )
         session = self._generations.restore(answer, placed, stored.generation, now)
-        self._failover.wait_for_node(session, placed, now + self._policy.adopt_s)
+        self._outages.wait_for_node(session, placed, now + self._policy.adopt_s)
 
     def refused(self, link: LinkKey, message: Refused, now: float) -> None:
         """A node did not apply a command."""

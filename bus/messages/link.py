@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from bus.codec import DROPPABLE
-from bus.fields import MaxBytes, MaxItems, OneLine, OneOf
+from bus.fields import MaxBytes, MaxItems, OneLine
 from bus.ids import (
     CommandId,
     Epoch,
@@ -21,8 +21,8 @@ from bus.ids import (
     SessionId,
     WorkerIncarnation,
 )
+from bus.messages import link_jobs, link_transfers
 from bus.messages.link_codec import LINK, MAX_MESSAGE_BYTES
-from bus.messages.link_jobs import JobStart
 from bus.messages.link_parking import SessionPark, SessionRestore
 from bus.messages.media import MAX_MEDIA, MediaRef
 from bus.messages.parts import (
@@ -36,7 +36,6 @@ from bus.messages.parts import (
     LeaseRef,
     ModelStatus,
     Name,
-    Position,
     ProcessInfo,
     Segment,
     SessionView,
@@ -46,7 +45,8 @@ from bus.messages.parts import (
 )
 from bus.messages.sampling import SamplingParams
 
-__all__ = ["LINK", "MAX_MESSAGE_BYTES", "JobStart"]
+#: Two of these are imported for their messages alone: who has this module can decode all of Link-F.
+__all__ = ["LINK", "MAX_MESSAGE_BYTES", "link_jobs", "link_transfers"]
 
 # --- the end of the handshake -----------------------------------------------------------------
 
@@ -356,70 +356,6 @@ class NodeStatus:
     models: Annotated[tuple[ModelStatus, ...], MaxItems(256)]
     host: HostStatus = HostStatus()
     draining: bool = False
-
-
-# --- priority 4: bulk ---------------------------------------------------------------------------
-
-TransferId = U63
-#: What a transfer carries.
-BLOB_KINDS = frozenset({"request", "model", "kv"})
-
-
-@LINK.message(tag=32, priority=4)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class XferBegin:
-    """A blob is offered; nothing of it goes before the first `XferCredit` says where to start."""
-
-    transfer: TransferId
-    kind: Annotated[str, OneOf(BLOB_KINDS)]
-    blob: BlobRef
-
-
-@LINK.message(tag=33, priority=4)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class XferChunk:
-    transfer: TransferId
-    offset: Position
-    data: Annotated[bytes, MaxBytes(128 * 1024)]
-
-
-@LINK.message(tag=34, priority=4)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class XferEnd:
-    """Everything was sent; the receiver answers `XferDone`."""
-
-    transfer: TransferId
-
-
-@LINK.message(tag=35, priority=4)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class XferAbort:
-    """The sender gives a transfer up; what came of it may be kept for a later one."""
-
-    transfer: TransferId
-    reason: Annotated[str, MaxBytes(1024), OneLine()]
-
-
-@LINK.message(tag=36, priority=1)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class XferCredit:
-    """The receiver takes bytes from `offset` up to `limit`; the first one says where to start."""
-
-    transfer: TransferId
-    offset: Position
-    limit: Position
-
-
-@LINK.message(tag=37, priority=1)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class XferDone:
-    """The end of a transfer: `ok` (hash verified, kept), `have` (it was there) or `error`."""
-
-    transfer: TransferId
-    sha256: Annotated[bytes, MaxBytes(32)]
-    result: Annotated[str, OneOf(frozenset({"ok", "have", "error"}))]
-    code: Name = ""
-    message: Annotated[str, MaxBytes(1024), OneLine()] = ""
 
 
 #: The commands of a session: they keep their order among each other.

@@ -1,4 +1,4 @@
-"""The codec of Link-F; its messages are in link.py, link_parking.py and link_jobs.py."""
+"""The codec of Link-F; its messages are in link.py and the other link_*.py."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from bus.blob_index import BlobIndex
 from bus.blob_receiver import BlobReceiver
 from bus.blob_sender import BlobSender, Outcome
 from bus.errors import BlobMissing, StorageFull
-from bus.messages.link import LINK, XferChunk
+from bus.messages.link import LINK
+from bus.messages.link_transfers import XferChunk
 from bus.messages.parts import BlobRef
 from bus.transfer import Partial, Settled
 

@@ -35,12 +35,16 @@ CORES = [
         "head/generations.py",
         "head/made_sessions.py",
         "head/numbers.py",
+        "head/outages.py",
         "head/reconcile.py",
+        "head/recovery.py",
         "head/restore.py",
+        "head/session_contents.py",
         "head/session_lines.py",
         "head/session_operations.py",
         "head/sessions.py",
         "head/suspects.py",
+        "head/unread.py",
     ),
     *("head/fleet.py", "head/fleet_node.py", "head/gate.py", "head/outbox.py"),
     *("head/placement.py", "head/placer.py", "head/queueing.py"),
@@ -49,7 +53,9 @@ CORES = [
     *("agent/worker_jobs.py", "agent/worker_requests.py", "bus/agent_jobs.py"),
     *("bus/messages/job_bodies.py", "bus/messages/link_jobs.py", "head/embed_operations.py"),
     *("head/job_kinds.py", "head/job_records.py", "head/job_refusals.py"),
-    *("head/job_requests.py", "head/jobs.py"),
+    *("head/job_requests.py", "head/jobs.py", "head/job_line.py", "head/job_credit.py"),
+    *("head/job_waits.py", "head/class_turns.py", "head/known_tokenizers.py"),
+    *("head/description_waits.py", "head/tokenizer_patience.py", "head/weights.py"),
 ]
 FORBIDDEN = {"time", "datetime", "random", "secrets", "socket", "zmq", "threading", "sqlite3", "os"}
 

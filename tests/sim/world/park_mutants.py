@@ -52,7 +52,7 @@ PARKS = (
     ),
     Mutant(
         name="fork_forgets_how_it_was_computed",
-        target="head.made_sessions:MadeSessions.fork",
+        target="head.session_contents:SessionContents.keep_copied",
         find="FORKED if segment.by_step else 0",
         replace="0",
         profiles=("parks",),

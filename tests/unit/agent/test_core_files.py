@@ -20,7 +20,7 @@ from bus.ids import (
     WorkerIncarnation,
     pack_ids,
 )
-from bus.messages import link, parts, worker
+from bus.messages import link, link_transfers, parts, worker
 from bus.messages.sampling import SamplingParams
 from tests.harness.blob_rig import BlobsInMemory, blob_of
 
@@ -69,9 +69,9 @@ class Node:
     def receive(self, data: bytes, transfer: int = 1) -> list[object]:
         blob = blob_of(data)
         return self.tell(
-            link.XferBegin(transfer=transfer, kind="request", blob=blob),
-            link.XferChunk(transfer=transfer, offset=0, data=data),
-            link.XferEnd(transfer=transfer),
+            link_transfers.XferBegin(transfer=transfer, kind="request", blob=blob),
+            link_transfers.XferChunk(transfer=transfer, offset=0, data=data),
+            link_transfers.XferEnd(transfer=transfer),
         )
 
     def generate(self, number: int, *files: bytes) -> list[object]:
@@ -107,7 +107,7 @@ class Node:
 
 def test_a_file_is_received_and_its_path_goes_to_the_worker() -> None:
     node = Node()
-    assert node.receive(FIRST)[-1] == link.XferDone(
+    assert node.receive(FIRST)[-1] == link_transfers.XferDone(
         transfer=1, sha256=blob_of(FIRST).sha256, result="ok"
     )
     (submit,) = node.generate(1, FIRST)
@@ -132,12 +132,12 @@ def test_files_stay_while_their_generation_runs() -> None:
     node = Node(budget_bytes=len(FIRST) + 1)
     node.receive(FIRST)
     node.generate(1, FIRST)
-    (done,) = [m for m in node.receive(SECOND, 2) if isinstance(m, link.XferDone)]
+    (done,) = [m for m in node.receive(SECOND, 2) if isinstance(m, link_transfers.XferDone)]
     assert (done.result, done.code) == ("error", "storage_full")
     finish = parts.Finish(reason="length")
     run = worker.OutputRun(generation=GenerationId(1), first_index=0, finish=finish)
     node.core.worker_message(TOY, W1, worker.Output(runs=(run,), stats=worker.WorkerStats()), 0.0)
-    assert node.receive(SECOND, 3)[-1] == link.XferDone(
+    assert node.receive(SECOND, 3)[-1] == link_transfers.XferDone(
         transfer=3, sha256=blob_of(SECOND).sha256, result="ok"
     )
     assert node.store.length(blob_of(FIRST).sha256) is None
@@ -145,12 +145,12 @@ def test_files_stay_while_their_generation_runs() -> None:
 
 def test_what_a_lost_link_left_is_taken_up_or_goes() -> None:
     node = Node()
-    begin = link.XferBegin(transfer=1, kind="request", blob=blob_of(FIRST))
-    node.tell(begin, link.XferChunk(transfer=1, offset=0, data=FIRST[:4]))
+    begin = link_transfers.XferBegin(transfer=1, kind="request", blob=blob_of(FIRST))
+    node.tell(begin, link_transfers.XferChunk(transfer=1, offset=0, data=FIRST[:4]))
     node.core.link_down(5.0)
     assert node.taken() == []
     node.link_up()
-    assert node.tell(begin) == [link.XferCredit(transfer=1, offset=4, limit=len(FIRST))]
+    assert node.tell(begin) == [link_transfers.XferCredit(transfer=1, offset=4, limit=len(FIRST))]
     node.core.link_down(10.0)
     node.core.handle_timeout(10.0 + REST_S)
     assert node.store.index.used_bytes == 0

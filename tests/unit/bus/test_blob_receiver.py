@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bus.blob_receiver import MAX_RESTING
-from bus.messages.link import (
+from bus.messages.link_transfers import (
     XferAbort,
     XferBegin,
     XferChunk,

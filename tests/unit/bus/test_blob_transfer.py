@@ -8,7 +8,7 @@ import pytest
 
 from bus.blob_receiver import REST_S
 from bus.blob_sender import STALL_S
-from bus.messages.link import XferAbort, XferBegin, XferChunk
+from bus.messages.link_transfers import XferAbort, XferBegin, XferChunk
 from bus.messages.parts import BlobRef
 from bus.transfer import CHUNK_BYTES, MAX_IN_FLIGHT_BYTES
 from tests.harness.blob_rig import BlobRig, blob_of, some_bytes

@@ -14,8 +14,8 @@ from bus.messages.job_bodies import (
     pack_body,
     unpack_body,
 )
-from bus.messages.link import XferBegin, XferDone
 from bus.messages.link_jobs import JobStart
+from bus.messages.link_transfers import XferBegin, XferDone
 from bus.messages.worker import SpokenSegment
 from tests.harness.blob_rig import BlobsInMemory, blob_of
 from tests.harness.job_bench import ENCODER, WHISPER, JobBench, packed
