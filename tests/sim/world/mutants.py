@@ -352,14 +352,14 @@ SESSIONS = (
     ),
     Mutant(
         name="lost_link_is_not_waited_for",
-        target="head.failover:Failover.link_down",
+        target="head.outages:Outages.link_down",
         find="now + self._reattach_s",
         replace="now",
         profiles=("calm", "partitions"),
     ),
     Mutant(
         name="wait_of_an_earlier_outage",
-        target="head.failover:Failover._give_up_at",
+        target="head.outages:Outages._give_up_at",
         find="if self._outages.get(node) == outage:",
         replace="if True:",
         profiles=("partitions", "wide-window", "lossy"),
