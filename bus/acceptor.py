@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from bus.address import network_of
-from bus.address_slot import AddressSlot, heaviest, next_to_cut
+from bus.address_slot import AddressSlot, one_too_heavy, one_too_many
 from bus.admission import AdmissionControl
 from bus.crypto import Entropy
 from bus.endpoint import Endpoint
@@ -36,13 +36,8 @@ from bus.link import (
 from bus.messages.link import Heartbeat
 from bus.self_suspicion import SelfSuspicion
 from bus.succession import Succession
-from bus.wakeups import Wakeups
+from bus.timers import Wakeups
 
-#: Handshakes that wait for a Confirm, all of peers with the fleet token; above it the oldest of the
-#: source with most is cut. A fleet of 200 that comes back in one moment has room.
-MAX_HALF_OPEN = 256
-#: What all of them together may hold of Confirms that are not whole.
-MAX_CONFIRMING_BYTES = 64 * 1024 * 1024
 #: A ROUTER can not wait for one peer; a frame that it refused is tried again after this.
 REFUSED_RETRY_S = 0.005
 #: Stale and Reject answers that wait for the socket; more are dropped, the peers ask again.
@@ -173,7 +168,7 @@ class Acceptor:
                 endpoint.receive_frame(frame, now)
                 self._settle(address)
                 if frame.more and endpoint.state == "confirming":
-                    self._bound_confirms()
+                    self._cut_half_open(one_too_heavy(self._slots))
                 return
         if frame.kind is FrameKind.HELLO:
             self._on_hello(address, frame, now, peer_key)
@@ -218,19 +213,12 @@ class Acceptor:
         slot.source, slot.half_open = source, endpoint
         self._slots[address] = slot
         endpoint.take_step(step, self._now)
-        if self.half_open <= MAX_HALF_OPEN:
+        self._cut_half_open(one_too_many(self._slots))
+
+    def _cut_half_open(self, found: tuple[bytes, str] | None) -> None:
+        if found is None:
             return
-        reason = f"more than {MAX_HALF_OPEN} handshakes at once; the oldest was cut"
-        self._cut_half_open(next_to_cut(self._slots), reason)
-
-    def _bound_confirms(self) -> None:
-        held, address = heaviest(self._slots)
-        if held > MAX_CONFIRMING_BYTES:
-            limit = MAX_CONFIRMING_BYTES // 1024**2
-            reason = f"handshakes under way hold more than {limit} MiB; the largest was cut"
-            self._cut_half_open(address, reason)
-
-    def _cut_half_open(self, address: bytes, reason: str) -> None:
+        address, reason = found
         cut, self._slots[address].half_open = self._slots[address].half_open, None
         code = Refusal.TOO_MANY_HANDSHAKES.text
         self._events.append((address, PeerRefused(code, reason, peer=cut.peer if cut else None)))

@@ -1,4 +1,4 @@
-"""What one return address of a ROUTER holds, and whose handshake gives way."""
+"""What one return address of a ROUTER holds, and whose handshake gives way to the others."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from bus.endpoint import Endpoint
+
+#: Handshakes that wait for a Confirm, all of peers with the fleet token. A fleet of 200 that comes
+#: back in one moment has room.
+MAX_HALF_OPEN = 256
+#: What all of them together may hold of Confirms that are not whole.
+MAX_CONFIRMING_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -31,18 +37,34 @@ class AddressSlot:
         return min((time for time in times if time is not None), default=None)
 
 
-def next_to_cut(slots: Mapping[bytes, AddressSlot]) -> bytes:
-    """Whose handshake gives way when there are too many: the oldest of the source with most.
+def one_too_many(slots: Mapping[bytes, AddressSlot]) -> tuple[bytes, str] | None:
+    """Whose handshake gives way, and why, when there are too many: the oldest of whoever has most.
 
     So who opens them without end takes the places of nobody else.
 
     Args:
-        slots: by address, the oldest handshake first; at least one is under way.
+        slots: by address, the oldest handshake first.
     """
     waiting = [(address, slot.source) for address, slot in slots.items() if slot.half_open]
+    if len(waiting) <= MAX_HALF_OPEN:
+        return None
     counts = Counter(source for _, source in waiting)
     most = max(counts.values())
-    return next(address for address, source in waiting if counts[source] == most)
+    oldest = next(address for address, source in waiting if counts[source] == most)
+    return oldest, f"more than {MAX_HALF_OPEN} handshakes at once; the oldest was cut"
+
+
+def one_too_heavy(slots: Mapping[bytes, AddressSlot]) -> tuple[bytes, str] | None:
+    """Whose handshake gives way, and why, when they hold too much together: see `heaviest`.
+
+    Args:
+        slots: by address.
+    """
+    held, address = heaviest(slots)
+    if held <= MAX_CONFIRMING_BYTES:
+        return None
+    limit = MAX_CONFIRMING_BYTES // 1024**2
+    return address, f"handshakes under way hold more than {limit} MiB; the largest was cut"
 
 
 def heaviest(slots: Mapping[bytes, AddressSlot]) -> tuple[int, bytes]:

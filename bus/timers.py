@@ -1,4 +1,8 @@
-"""Timers of a sans-IO core: callbacks at a time, fired when the driver says that it has come."""
+"""What is due when, in a sans-IO core whose driver says what time it is.
+
+`Timers` has callbacks, and any of them may be cancelled. `Wakeups` has one time for each of many
+keys, most of which are put off again and again.
+"""
 
 from __future__ import annotations
 
@@ -47,3 +51,38 @@ class Timers:
             due.append(self._callbacks.pop(handle))
         for callback in due:
             callback(now)
+
+
+class Wakeups:
+    """The earliest time by key.
+
+    A time that moved later is noticed when the earlier one comes, so those that are put off with
+    every frame cost nothing.
+    """
+
+    def __init__(self) -> None:
+        self._at: dict[bytes, float] = {}
+        self._heap: list[tuple[float, bytes]] = []
+
+    def plan(self, key: bytes, when: float | None) -> None:
+        """Wake `key` at `when` or earlier; None: not at all."""
+        if when is None:
+            self._at.pop(key, None)
+        elif when < self._at.get(key, float("inf")):
+            self._at[key] = when
+            heapq.heappush(self._heap, (when, key))
+
+    def next(self) -> float | None:
+        """When `due` gives something."""
+        while self._heap and self._at.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def due(self, now: float) -> list[bytes]:
+        """Whose time has come; each has to be planned again."""
+        found = []
+        while (when := self.next()) is not None and when <= now:
+            key = heapq.heappop(self._heap)[1]
+            del self._at[key]
+            found.append(key)
+        return found

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from bus.acceptor import MAX_ANSWERS, MAX_HALF_OPEN, Acceptor
+from bus.acceptor import MAX_ANSWERS, Acceptor
+from bus.address_slot import MAX_HALF_OPEN
 from bus.endpoint import Endpoint
 from bus.errors import AuthError, DecodeError
 from bus.frames import CHANNELS, FrameKind, pack_header, parse_frame

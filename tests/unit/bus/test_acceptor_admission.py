@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bus import acceptor
+from bus import address_slot
 from bus.crypto import KeyPair
 from bus.endpoint import Endpoint
 from bus.errors import WireError
@@ -66,7 +66,7 @@ def test_half_open_handshakes_are_bounded_and_the_oldest_is_cut(
 ) -> None:
     fleet = Fleet()
     linked = fleet.join(b"linked", node("linked"))
-    monkeypatch.setattr(acceptor, "MAX_HALF_OPEN", 64)
+    monkeypatch.setattr(address_slot, "MAX_HALF_OPEN", 64)
     for n in range(64 + 2):
         fleet.now += 0.1
         hello = hello_of(node(f"n{n}"), b"%d" % n)

@@ -8,9 +8,8 @@ from functools import cache
 
 import pytest
 
-from bus import acceptor
 from bus.address import network_of
-from bus.address_slot import heaviest
+from bus.address_slot import MAX_CONFIRMING_BYTES, MAX_HALF_OPEN, heaviest
 from bus.crypto import KeyPair, SecretKey
 from bus.endpoint import Endpoint
 from bus.frames import PART_BYTES, FrameKind
@@ -121,7 +120,7 @@ def test_what_256_half_open_handshakes_hold() -> None:
         fleet.acceptor.receive(b"%d" % n, hello, fleet.now, peer_key=source)
     held = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
-    assert fleet.acceptor.half_open == acceptor.MAX_HALF_OPEN == 256
+    assert fleet.acceptor.half_open == MAX_HALF_OPEN == 256
     assert held < 5 * 1024 * 1024
     fleet.acceptor.handle_timeout(fleet.now + 5.0)
     fleet.settle()
@@ -161,7 +160,7 @@ def test_confirms_that_never_end_are_bounded_and_an_honest_one_comes_through() -
             if (frame := peer.next_frame()) is not None:
                 fleet.acceptor.receive(b"t%d" % n, frame, fleet.now, peer_key=ATTACKER)
         most = max(most, heaviest(fleet.acceptor._slots)[0])
-    assert 60 * 1024 * 1024 < most <= acceptor.MAX_CONFIRMING_BYTES + len(part)
+    assert 60 * 1024 * 1024 < most <= MAX_CONFIRMING_BYTES + len(part)
     assert fleet.acceptor._slots[b"honest"].half_open is not None
     fleet.events += fleet.acceptor.events()
     cut = {where for where, code in fleet.codes(PeerRefused) if code == "too_many_handshakes"}
