@@ -6,17 +6,16 @@ no worker by itself: a pool keeps one per model running and says what happens to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
 
-from agent.actions import Action, KeepParked, Note, SendToWorker, StopWorker, WorkerIsReady
+from agent.actions import Action, KeepParked, Note, SendToWorker, StopWorker
 from agent.blobs import NodeBlobs, NodeBlobStore
 from agent.model_commands import ModelCommands
 from agent.served_model import ServedModel
-from agent.transcribe_jobs import TranscribeJobs
-from agent.worker_jobs import EmbedJobs
+from agent.worker_jobs import EmbedJobs, TranscribeJobs
+from agent.worker_messages import WorkerMessages
 from agent.worker_requests import WorkerRequests
 from bus.agent_jobs import JobHandler, NodeJobs
 from bus.agent_records import SendToHead
@@ -98,21 +97,12 @@ class AgentCore:
         self._status_at: float | None = None
         self._ping_at: float | None = None
         self._nonce = 0
-        self._on_worker: dict[type, Callable[[ServedModel, Any, float], None]] = {
-            worker.Ready: self._worker_ready,
-            worker.Accepted: self._worker_accepted,
-            worker.Rejected: self._worker_rejected,
-            worker.Output: self._worker_output,
-            worker.Pong: self._worker_pong,
-            worker.Failed: self._worker_failed,
-            worker.Parked: lambda found, said, _: self._session.parking.parked(found.name, said),
-            worker.Restored: lambda found, said, _: self._session.parking.restored(
-                found.name, said
-            ),
-            **dict.fromkeys(
-                worker.JOB_REPLIES, lambda _, said, now: self._jobs.worker_said(said.job, said, now)
-            ),
-        }
+        self._on_worker = WorkerMessages(
+            session=self._session,
+            jobs=self._jobs,
+            do=self._do,
+            is_ready=self._worker_is_ready,
+        ).handlers
 
     # --- what it shows ------------------------------------------------------------------------
 
@@ -301,41 +291,10 @@ class AgentCore:
         """The same of a job."""
         self._jobs.not_sent(job, _takes_no_more(model))
 
-    def _worker_ready(self, found: ServedModel, message: worker.Ready, now: float) -> None:
-        found.became_ready(message)
-        self._actions.append(WorkerIsReady(model=found.name))
-        self._note(
-            "worker_ready",
-            found,
-            worker=found.incarnation,
-            device=message.device,
-            lanes=message.lanes,
-            window_tokens=message.window_tokens,
-            load_s=message.load_s,
-        )
+    def _worker_is_ready(self, now: float) -> None:
         if self._ping_at is None:
             self._ping_at = now + self._policy.ping_interval_s
         self._send_status(now)
-
-    def _worker_accepted(self, found: ServedModel, message: worker.Accepted, now: float) -> None:
-        self._session.worker_accepted(message.generation)
-
-    def _worker_rejected(self, found: ServedModel, message: worker.Rejected, now: float) -> None:
-        self._session.decline(
-            message.generation, message.code, message.message, message.length, message.max
-        )
-
-    def _worker_output(self, found: ServedModel, message: worker.Output, now: float) -> None:
-        found.counted(message.stats)
-        self._session.worker_output(found.name, found.incarnation, message.runs)
-
-    def _worker_pong(self, found: ServedModel, message: worker.Pong, now: float) -> None:
-        found.counted(message.stats)
-        if message.nonce != worker.UNASKED:
-            found.prefixes = message.prefixes
-
-    def _worker_failed(self, found: ServedModel, message: worker.Failed, now: float) -> None:
-        found.said(message)
 
     # --- time ---------------------------------------------------------------------------------
 

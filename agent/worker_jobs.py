@@ -8,10 +8,19 @@ from typing import Any
 from agent.actions import Action, SendToWorker
 from agent.served_model import ServedModel
 from bus.agent_jobs import JobHandler, RunningJob
-from bus.errors import Internal
+from bus.errors import Internal, Invalid
 from bus.ids import ModelName
 from bus.messages import worker
-from bus.messages.job_bodies import EmbedBody, EmbedEnd, EmbedPart, pack_body, unpack_body
+from bus.messages.job_bodies import (
+    EmbedBody,
+    EmbedEnd,
+    EmbedPart,
+    TranscribeBody,
+    TranscribeEnd,
+    TranscribePart,
+    pack_body,
+    unpack_body,
+)
 from bus.messages.link_jobs import MAX_PART_BYTES, MODEL_NOT_READY, MODEL_NOT_SERVED
 
 #: Of a part that has vectors: what is around them.
@@ -72,13 +81,34 @@ class EmbedJobs(WorkerJobs):
             case worker.Embedded(vectors=vectors, tokens=tokens):
                 job.parts_from(embed_parts(vectors), pack_body(EmbedEnd(tokens=tokens)))
             case worker.EmbedFailed():
-                job.refuse(
-                    message.code,
-                    message.message,
-                    message.param,
-                    length=message.length,
-                    limit=message.max,
-                )
+                _refuse(job, message)
+
+
+class TranscribeJobs(WorkerJobs):
+    """Audio to segments. A part is a whole window, so that another node can go on behind it."""
+
+    def request(self, job: RunningJob) -> worker.Transcribe:
+        body = unpack_body(TranscribeBody, job.body)
+        if len(job.files) != 1:
+            raise Invalid(f"{len(job.files)} files to transcribe; name one", param="blobs")
+        return worker.Transcribe(
+            job=job.number, file=job.files[0], language=body.language, from_s=body.from_s
+        )
+
+    def worker_said(self, job: RunningJob, message: Any, now: float) -> None:
+        match message:
+            case worker.TranscribedWindow(segments=segments, next_s=next_s, language=language):
+                part = TranscribePart(segments=segments, next_s=next_s, language=language)
+                job.part(pack_body(part))
+            case worker.Transcribed(language=language, duration_s=duration_s):
+                job.end(pack_body(TranscribeEnd(language=language, duration_s=duration_s)))
+            case worker.TranscribeFailed():
+                _refuse(job, message)
+
+
+def _refuse(job: RunningJob, failed: worker.EmbedFailed | worker.TranscribeFailed) -> None:
+    """Its worker did not do it, and says why."""
+    job.refuse(failed.code, failed.message, failed.param, length=failed.length, limit=failed.max)
 
 
 def embed_parts(vectors: Sequence[bytes]) -> Iterator[bytes]:

@@ -293,7 +293,7 @@ class Scheduler:
         sequence.tokens.append(token)
         if sequence.waits_since is not None:
             sequence.stop_waiting(now)
-        reason = _reason_to_end(sequence, outcome, now)
+        reason = sequence.reason_to_end(outcome.reason, now)
         if reason:
             stop = outcome.stop if reason == "stop" else ""
             self._end(sequence, sequence.finish(reason, stop), token, outcome.logprobs)
@@ -394,12 +394,3 @@ class Scheduler:
         if not sound:
             raise Internal(f"the scheduler contradicts itself: {placed}, {waiting}")
         self.reuse.check_integrity(waiting)
-
-
-def _reason_to_end(sequence: Sequence, outcome: Outcome, now: float) -> str:
-    """Why a sequence ends with this token, or nothing. Expired goes before eos, stop and length."""
-    if sequence.deadline_s is not None and now >= sequence.deadline_s:
-        return "expired"
-    if outcome.reason:
-        return outcome.reason
-    return "length" if len(sequence.tokens) >= sequence.token_limit else ""

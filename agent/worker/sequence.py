@@ -140,6 +140,20 @@ class Sequence:
         self.cached = tokens
         self.exact_tokens = ALL_TOKENS if exact_tokens >= tokens else exact_tokens
 
+    def reason_to_end(self, drawn: str, now: float) -> str:
+        """Why it ends with its last token, or nothing.
+
+        Args:
+            drawn: `eos` or `stop`, when the token itself ends it. Expired goes before, length
+                behind.
+            now: seconds.
+        """
+        if self.deadline_s is not None and now >= self.deadline_s:
+            return "expired"
+        if drawn:
+            return drawn
+        return "length" if len(self.tokens) >= self.token_limit else ""
+
     def finish(self, reason: str, stop: str = "") -> Finish:
         """The end of this generation, with its usage."""
         return Finish(reason=reason, usage=self._usage(), stop=stop)

@@ -8,7 +8,7 @@ import pytest
 
 from agent.actions import SendToWorker
 from agent.served_model import ServedModel
-from agent.transcribe_jobs import TranscribeJobs
+from agent.worker_jobs import TranscribeJobs
 from bus.agent_jobs import NodeJobs
 from bus.ids import GenerationId, ModelName
 from bus.messages import worker
