@@ -15,26 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from onnx import TensorProto, helper
 
 from agent.models.blocks import FloatArray
 from agent.models.encoder_config import EncoderConfig
-from agent.models.tensors import MICROSOFT, GraphBuilder, Precision, TensorFile
+from agent.models.tensors import MICROSOFT, FloatTensors, GraphBuilder, Precision, TensorFile
 from bus.errors import Invalid
 
 INPUTS = ("input_ids", "attention_mask")
 OUTPUT = "last_hidden_state"
 
 Shapes = Mapping[str, tuple[int, ...]]
-
-
-class FloatTensors(Protocol):
-    """Named float32 tensors; `SafetensorsFile` is one."""
-
-    def floats(self, name: str) -> FloatArray: ...
 
 
 def expected_shapes(config: EncoderConfig) -> dict[str, tuple[int, ...]]:

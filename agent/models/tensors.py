@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,12 @@ ALIGNMENT = 4096
 INLINE_BYTES = 1024
 OPSET = 21
 IR_VERSION = 10
+
+
+class FloatTensors(Protocol):
+    """Named float32 tensors, such as a file of weights has."""
+
+    def floats(self, name: str) -> FloatArray: ...
 
 
 class Precision(Enum):

@@ -23,27 +23,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from agent.models.blocks import FloatArray
 from agent.models.folder import AUDIO_GRAPH, GRAPH
-from agent.models.tensors import MICROSOFT, GraphBuilder, Precision, TensorFile
+from agent.models.tensors import MICROSOFT, FloatTensors, GraphBuilder, Precision, TensorFile
 from agent.models.whisper_config import WhisperConfig
 
 Progress = Callable[[int, int], None]
 
 _EPSILON = 1e-5
 _FLOAT = int(TensorProto.FLOAT)
-
-
-class FloatTensors(Protocol):
-    """Named float32 tensors; `Ct2File` is one."""
-
-    def floats(self, name: str) -> FloatArray: ...
 
 
 def write_whisper_graphs(
@@ -168,12 +160,8 @@ class AudioGraph(_Blocks):
         for name, stride in (("encoder/conv1", 1), ("encoder/conv2", 2)):
             weight = graph.floats(f"{name}.w", self._weights.floats(f"{name}/weight"))
             bias = graph.floats(f"{name}.b", self._weights.floats(f"{name}/bias"))
-            graph.node(
-                *("Conv", [x, weight, bias], name),
-                kernel_shape=[3],
-                strides=[stride],
-                pads=[1, 1],
-            )
+            inputs = [x, weight, bias]
+            graph.node("Conv", inputs, name, kernel_shape=[3], strides=[stride], pads=[1, 1])
             x = graph.node("Gelu", [name], f"{name}.gelu")
         return graph.node("Transpose", [x], "encoder/heard", perm=[0, 2, 1])
 
@@ -186,10 +174,8 @@ class AudioGraph(_Blocks):
         graph, part = self._graph, f"{tag}/self_attention"
         product = self._linear(self._norm(x, f"{part}/layer_norm"), f"{part}/linear_0")
         names = self._split(product, part)
-        graph.node(
-            *("MultiHeadAttention", names, f"{part}/heard", MICROSOFT),
-            num_heads=self._config.heads,
-        )
+        heads = self._config.heads
+        graph.node("MultiHeadAttention", names, f"{part}/heard", MICROSOFT, num_heads=heads)
         x = graph.node("Add", [x, self._linear(f"{part}/heard", f"{part}/linear_1")], f"{part}/sum")
         return self._feed_forward(x, tag)
 

@@ -24,7 +24,10 @@ from bus.transport.pipes import WorkerPipe
 
 if TYPE_CHECKING:
     from agent.models.folder import ModelFolder
+    from agent.worker.encoder import Encoder
     from agent.worker.engine import Engine
+    from agent.worker.job_loop import JobLoop
+    from agent.worker.transcriber import Transcriber
 
 log = EventLog("agent.worker")
 
@@ -96,6 +99,7 @@ def _serve_decoder(
             numerics=runner.numerics,
             tokenizer_digest=text.digest,
             text_digest=folder_text_digest(folder.path),
+            weights_digest=folder.weights_digest,
             device=runner.target.description[:64],
             load_s=load_s,
         )
@@ -107,14 +111,17 @@ def _serve_decoder(
 def _serve_encoder(
     folder: ModelFolder, options: argparse.Namespace, pipe: WorkerPipe, start: float
 ) -> None:
-    """Options of lanes, caches and devices are for decoders, and mean nothing here."""
-    from agent.worker.encoder import DEVICE, Encoder
+    from agent.worker.encoder import Encoder
     from agent.worker.encoder_loop import EncoderWorker
     from bus.text.tokenizer import TextModel
 
     encoder = Encoder(folder, threads=options.threads)
     encoder.self_test()
     load_s = time.perf_counter() - start
+<<<<<<< agent/worker/__main__.py
+    digest = TextModel.open(folder.path).digest
+    _serve_jobs(EncoderWorker(pipe, encoder, now), encoder, digest, options, load_s)
+=======
     worker = EncoderWorker(pipe, encoder, now)
     worker.post(
         Ready(
@@ -126,6 +133,7 @@ def _serve_encoder(
             numerics=encoder.numerics,
             tokenizer_digest=TextModel.open(folder.path).digest,
             text_digest=folder_text_digest(folder.path),
+            weights_digest=folder.weights_digest,
             device=DEVICE,
             load_s=load_s,
             kind=folder.kind,
@@ -133,13 +141,13 @@ def _serve_encoder(
     )
     _log_ready(folder, DEVICE, load_s)
     worker.run()
+>>>>>>> /tmp/team/d8tree/agent/worker/__main__.py
 
 
 def _serve_transcriber(
     folder: ModelFolder, options: argparse.Namespace, pipe: WorkerPipe, start: float
 ) -> None:
-    """As of an encoder, the options of decoders mean nothing here."""
-    from agent.worker.transcriber import DEVICE, Transcriber
+    from agent.worker.transcriber import Transcriber
     from agent.worker.transcriber_loop import TranscriberWorker
     from bus.text.tokenizer import TextModel
 
@@ -148,6 +156,18 @@ def _serve_transcriber(
     load_s = time.perf_counter() - start
     text = TextModel.open(folder.path)
     worker = TranscriberWorker(pipe, transcriber, text.vocabulary, now)
+    _serve_jobs(worker, transcriber, text.digest, options, load_s)
+
+
+def _serve_jobs(
+    worker: JobLoop,
+    model: Encoder | Transcriber,
+    tokenizer_digest: int,
+    options: argparse.Namespace,
+    load_s: float,
+) -> None:
+    """Options of lanes, caches and devices are for decoders, and mean nothing here."""
+    folder, device = model.folder, "cpu"
     worker.post(
         Ready(
             worker=WorkerIncarnation(options.incarnation),
@@ -155,15 +175,20 @@ def _serve_transcriber(
             # So that a generation comes here, and is told that there are none.
             lanes=1,
             kv_total_tokens=0,
-            numerics=transcriber.numerics,
-            tokenizer_digest=text.digest,
+            numerics=model.numerics,
+            tokenizer_digest=tokenizer_digest,
             text_digest=folder_text_digest(folder.path),
+<<<<<<< agent/worker/__main__.py
+            device=device,
+=======
+            weights_digest=folder.weights_digest,
             device=DEVICE,
+>>>>>>> /tmp/team/d8tree/agent/worker/__main__.py
             load_s=load_s,
             kind=folder.kind,
         )
     )
-    _log_ready(folder, DEVICE, load_s)
+    _log_ready(folder, device, load_s)
     worker.run()
 
 

@@ -11,15 +11,11 @@ import numpy as np
 
 from agent.models.blocks import FloatArray
 from agent.models.folder import EncoderFigures, ModelFolder
-from agent.models.onnx_runtime import onnxruntime
 from agent.models.sentence_vectors import check_vectors, hidden_states, pool
 from agent.worker.embed_queue import EmbedQueue, Piece
 from agent.worker.numerics import encoder_numerics_id
-from agent.worker.provider import CPU_PROVIDER
-from agent.worker.sessions import SessionOptions, open_session, usable_processors
+from agent.worker.sessions import open_on_cpu
 from bus.errors import Internal, ModelIncomplete
-
-DEVICE = "cpu"
 
 
 class Encoder:
@@ -37,7 +33,7 @@ class Encoder:
         self.folder = folder
         self.figures = _figures(folder)
         self.numerics = encoder_numerics_id(folder)
-        self._session = _open_session(folder, threads or usable_processors())
+        self._session = open_on_cpu(folder, folder.graph, threads)
 
     @property
     def window(self) -> int:
@@ -86,14 +82,3 @@ def _figures(folder: ModelFolder) -> EncoderFigures:
     if folder.encoder is None:
         raise ModelIncomplete(f"model {folder.name} makes text and no vectors", param="model")
     return folder.encoder
-
-
-def _open_session(folder: ModelFolder, threads: int) -> onnxruntime.InferenceSession:
-    try:
-        return open_session(folder.graph, [CPU_PROVIDER], SessionOptions(threads=threads))
-    except Exception as error:  # its errors share no narrower base
-        raise ModelIncomplete(
-            f"model {folder.name} can not be loaded: {error}; make it again with "
-            f"`sfctl model import FOLDER --name {folder.name}`",
-            param="model",
-        ) from error

@@ -6,31 +6,18 @@ import time
 from collections.abc import Callable
 
 from agent.worker.encoder import Encoder
-from agent.worker.loop import WorkerLoop
+from agent.worker.job_loop import JobLoop
 from agent.worker.mailbox import Pipe
-from agent.worker.parking import refuse
 from agent.worker.refusal import embed_failed, hears_nothing, transcribe_failed
 from bus.errors import Internal, Invalid, SuperfluidError
+from bus.ids import GenerationId
 from bus.log import EventLog
-from bus.messages.worker import (
-    Cancel,
-    Embed,
-    Forget,
-    Park,
-    Pause,
-    Ping,
-    Pong,
-    Restore,
-    Resume,
-    Submit,
-    Transcribe,
-    WorkerStats,
-)
+from bus.messages.worker import Embed, Transcribe, WorkerStats
 
 log = EventLog(__name__)
 
 
-class EncoderWorker(WorkerLoop):
+class EncoderWorker(JobLoop):
     """Drives an encoder for an agent.
 
     Args:
@@ -61,9 +48,6 @@ class EncoderWorker(WorkerLoop):
             phase="idle" if self.idle else "prefill",
         )
 
-    def _wait_s(self) -> float | None:
-        return None if self.idle else 0.0
-
     def _turn(self) -> None:
         batch = self._queue.next_batch()
         if not batch:
@@ -85,31 +69,18 @@ class EncoderWorker(WorkerLoop):
         for reply in (*whole, *(embed_failed(job, error) for job in lost)):
             self.post(reply)
 
-    def _handle(self, message: object) -> None:
-        match message:
-            case Embed():
-                self._submit(message)
-            case Submit():
-                self._refuse(message, self._no_text())
-            case Transcribe(job=job):
-                self.post(transcribe_failed(job, hears_nothing(self._encoder.folder.name)))
-            case Cancel():
-                self._queue.cancel(message.generation)
-            case Pause() | Resume():
-                pass  # Of a generation, and there is none.
-            case Park() | Restore() | Forget():
-                if (reply := refuse(message)) is not None:
-                    self.post(reply)
-            case Ping():
-                self.post(Pong(nonce=message.nonce, stats=self.stats()))
-            case _:
-                log.error("message_unexpected", kind=type(message).__name__)
-
-    def _submit(self, embed: Embed) -> None:
+    def _start(self, request: Embed | Transcribe) -> None:
+        if isinstance(request, Transcribe):
+            error = hears_nothing(self._encoder.folder.name)
+            self.post(transcribe_failed(request.job, error))
+            return
         try:
-            self._queue.submit(embed)
+            self._queue.submit(request)
         except SuperfluidError as error:
-            self.post(embed_failed(embed.job, error))
+            self.post(embed_failed(request.job, error))
+
+    def _cancel(self, job: GenerationId) -> None:
+        self._queue.cancel(job)
 
     def _no_text(self) -> Invalid:
         return Invalid(

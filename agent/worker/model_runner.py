@@ -273,6 +273,6 @@ class _Opener:
             name, device = self._folder.name, self._target.device
             raise ModelIncomplete(
                 f"model {name} can not be loaded on {device}: {error}; make it again with "
-                f"`sfctl model import FILE.gguf --name {name}`",
+                f"`{self._folder.import_command}`",
                 param="model",
             ) from error

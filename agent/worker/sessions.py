@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agent.models.folder import ModelFolder
 from agent.models.onnx_runtime import onnxruntime
+from agent.worker.provider import CPU_PROVIDER
+from bus.errors import ModelIncomplete
 
 #: How long a thread without work stays awake: longer than what lies between two steps.
 SPIN_US = 1000
@@ -72,3 +75,25 @@ def open_session(
         providers=[(first, dict(wanted.provider_options)), *others],
         enable_fallback=0,
     )
+
+
+def open_on_cpu(folder: ModelFolder, graph: Path, threads: int) -> onnxruntime.InferenceSession:
+    """Open a graph of a folder that has no other for other devices.
+
+    Args:
+        folder: whose graph it is.
+        graph: its path.
+        threads: of the session; 0 takes all processors that this process may use.
+
+    Raises:
+        ModelIncomplete: it can not be loaded.
+    """
+    options = SessionOptions(threads=threads or usable_processors())
+    try:
+        return open_session(graph, [CPU_PROVIDER], options)
+    except Exception as error:  # its errors share no narrower base
+        raise ModelIncomplete(
+            f"model {folder.name} can not be loaded: {error}; make it again with "
+            f"`{folder.import_command}`",
+            param="model",
+        ) from error

@@ -12,7 +12,6 @@ import numpy as np
 
 from agent.models.blocks import FloatArray
 from agent.models.folder import AUDIO_GRAPH, ModelFolder
-from agent.models.onnx_runtime import onnxruntime
 from agent.models.transcriber_figures import TranscriberFigures
 from agent.models.transcriber_selftest import (
     check_transcriber,
@@ -23,12 +22,10 @@ from agent.models.transcriber_selftest import (
 )
 from agent.worker.log_mel import LogMel
 from agent.worker.numerics import transcriber_numerics_id
-from agent.worker.provider import CPU_PROVIDER
-from agent.worker.sessions import SessionOptions, open_session, usable_processors
+from agent.worker.sessions import open_on_cpu
 from agent.worker.timestamp_rules import TimestampRules, log_softmax
 from bus.errors import Internal, Invalid, ModelIncomplete
 
-DEVICE = "cpu"
 #: Nobody speaks in a window that the model thinks so of, and has no better words for.
 NO_SPEECH = 0.6
 UNSURE = -1.0
@@ -41,6 +38,8 @@ class WindowRun:
     Attributes:
         heard: what the audio graph made of it.
         past: keys and values of the tokens that were read.
+        position: of the next token that is read, from 0.
+        next_logits: from which the next token is chosen, `[vocab]`.
         tokens: of the transcript so far, from the first timestamp on.
         done: the transcript has its end.
         no_speech: probability that nobody speaks.
@@ -77,10 +76,8 @@ class Transcriber:
         self.folder = folder
         self.figures = _figures(folder)
         self.numerics = transcriber_numerics_id(folder)
-        count = threads or usable_processors()
-        self._audio, self._text = (
-            _open_session(folder, name, count) for name in (AUDIO_GRAPH, folder.graph.name)
-        )
+        self._audio = open_on_cpu(folder, folder.path / AUDIO_GRAPH, threads)
+        self._text = open_on_cpu(folder, folder.graph, threads)
         self._mel = LogMel(self.figures.mels)
         self._rules = TimestampRules(self.figures)
         #: A window's transcript is half of what fits at most; as its makers did.
@@ -181,14 +178,3 @@ def _figures(folder: ModelFolder) -> TranscriberFigures:
     if folder.transcriber is None:
         raise ModelIncomplete(f"model {folder.name} transcribes no speech", param="model")
     return folder.transcriber
-
-
-def _open_session(folder: ModelFolder, graph: str, threads: int) -> onnxruntime.InferenceSession:
-    try:
-        return open_session(folder.path / graph, [CPU_PROVIDER], SessionOptions(threads=threads))
-    except Exception as error:  # its errors share no narrower base
-        raise ModelIncomplete(
-            f"model {folder.name} can not be loaded: {error}; make it again with "
-            f"`{folder.import_command}`",
-            param="model",
-        ) from error

@@ -12,31 +12,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agent.worker.audio_source import AudioSource
-from agent.worker.loop import WorkerLoop
+from agent.worker.job_loop import JobLoop
 from agent.worker.mailbox import Pipe
-from agent.worker.parking import refuse
 from agent.worker.refusal import embed_failed, transcribe_failed
 from agent.worker.transcriber import Transcriber
 from agent.worker.transcription import Transcription
 from bus.errors import Internal, Invalid, QueueFull, SuperfluidError
 from bus.ids import GenerationId
 from bus.log import EventLog
-from bus.messages.worker import (
-    Cancel,
-    Embed,
-    Forget,
-    Park,
-    Pause,
-    Ping,
-    Pong,
-    Restore,
-    Resume,
-    Submit,
-    Transcribe,
-    Transcribed,
-    TranscribedWindow,
-    WorkerStats,
-)
+from bus.messages.worker import Embed, Transcribe, Transcribed, TranscribedWindow, WorkerStats
 
 log = EventLog(__name__)
 
@@ -44,7 +28,7 @@ log = EventLog(__name__)
 MAX_JOBS = 8
 
 
-class TranscriberWorker(WorkerLoop):
+class TranscriberWorker(JobLoop):
     """Drives a transcriber for an agent.
 
     Args:
@@ -92,9 +76,6 @@ class TranscriberWorker(WorkerLoop):
             for job in self._jobs:
                 job.close()
 
-    def _wait_s(self) -> float | None:
-        return None if self.idle else 0.0
-
     def _turn(self) -> None:
         if not self._jobs:
             return
@@ -125,27 +106,10 @@ class TranscriberWorker(WorkerLoop):
         self._jobs.remove(job)
         job.close()
 
-    def _handle(self, message: object) -> None:
-        match message:
-            case Transcribe():
-                self._submit(message)
-            case Cancel(generation=number):
-                self._cancel(number)
-            case Submit():
-                self._refuse(message, self._only_hears())
-            case Embed(job=number):
-                self.post(embed_failed(number, self._only_hears()))
-            case Pause() | Resume():
-                pass  # Of a generation, and there is none.
-            case Park() | Restore() | Forget():
-                if (reply := refuse(message)) is not None:
-                    self.post(reply)
-            case Ping():
-                self.post(Pong(nonce=message.nonce, stats=self.stats()))
-            case _:
-                log.error("message_unexpected", kind=type(message).__name__)
-
-    def _submit(self, request: Transcribe) -> None:
+    def _start(self, request: Embed | Transcribe) -> None:
+        if isinstance(request, Embed):
+            self.post(embed_failed(request.job, self._no_text()))
+            return
         if any(job.job == request.job for job in self._jobs):
             return
         try:
@@ -170,14 +134,14 @@ class TranscriberWorker(WorkerLoop):
             )
         )
 
-    def _cancel(self, number: GenerationId) -> None:
-        for job in [job for job in self._jobs if job.job == number]:
-            self._forget(job)
+    def _cancel(self, job: GenerationId) -> None:
+        for mine in [mine for mine in self._jobs if mine.job == job]:
+            self._forget(mine)
 
     def _text(self, tokens: Sequence[int]) -> str:
         return b"".join(self._vocabulary[token] for token in tokens).decode("utf-8", "replace")
 
-    def _only_hears(self) -> Invalid:
+    def _no_text(self) -> Invalid:
         return Invalid(
             f"model {self._transcriber.folder.name} transcribes speech and makes nothing of text; "
             "choose a model that generates, or an encoder for embeddings",

@@ -217,3 +217,13 @@ def test_16_texts_of_mixed_lengths_are_as_one_by_one() -> None:
     for index in (0, 3, 7):
         known = reference.vector(inputs[index], "mean", normalize=True)
         assert np.abs(arrays(together)[index] - known).max() < 1e-4
+
+
+def test_a_graph_that_can_not_be_loaded_is_told_with_what_makes_it_again(
+    source: Path, tmp_path: Path
+) -> None:
+    folder = import_encoder(source, tmp_path / "broken")
+    folder.graph.write_bytes(b"no graph")
+    again = "make it again with `sfctl model import source --name broken`"
+    with pytest.raises(ModelIncomplete, match=f"model broken can not be loaded: .*{again}"):
+        Encoder(folder, threads=1)
