@@ -69,10 +69,16 @@ class Transcription(Iterator[SpokenSegment]):
             close()
 
     def _again(self, error: NoHead | BlobMissing) -> None:
-        self._tries += 1
-        if self._tries > _TRIES:
-            raise error
-        self._events = self._ask(self.next_s)
+        """Ask for what has not come; to ask may fail in the same way."""
+        while True:
+            self._tries += 1
+            if self._tries > _TRIES:
+                raise error
+            try:
+                self._events = self._ask(self.next_s)
+                return
+            except (NoHead, BlobMissing) as once_more:
+                error = once_more
 
     def _take(self, event: OtherEvent | Ended) -> None:
         try:

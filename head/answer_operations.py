@@ -6,13 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bus.api_maps import from_map
-from bus.errors import (
-    ContextLengthExceeded,
-    CursorAhead,
-    Invalid,
-    NotFound,
-    SuperfluidError,
-)
+from bus.errors import ContextLengthExceeded, CursorAhead, Invalid, NotFound, SuperfluidError
 from bus.ids import ModelName, SessionId
 from bus.messages.api import (
     OF_CHATS,
@@ -235,7 +229,9 @@ class AnswerOperations:
                 self._core.fail_request(request.client, request.id, error)
             self._core.runs.caught_up(answer, at)
 
-        self._core.texts.when_described(answer.model, then, now, answer.tokenizer_digest)
+        self._core.texts.when_described(
+            answer.model, then, now, answer.tokenizer_digest, client=request.client
+        )
 
     def _subscribe(self, request: ApiRequest, answer: Answer, offset: int) -> None:
         if request.client == NOBODY:

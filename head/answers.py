@@ -14,13 +14,7 @@ from typing import Any
 
 from bus.api_maps import to_map
 from bus.errors import NoNode, QueueFull, RateLimited, SuperfluidError
-from bus.ids import (
-    ModelName,
-    NodeIdentity,
-    PackedIds,
-    RequestId,
-    SessionId,
-)
+from bus.ids import ModelName, NodeIdentity, PackedIds, RequestId, SessionId
 from bus.messages.api import MAX_CREDIT, AnswerUsage, EndBody, Timing, error_body
 from bus.messages.media import MediaRef
 from bus.messages.parts import BlobRef
@@ -76,7 +70,7 @@ class Answer:
     exact: bool
     keep: bool
     accepted_s: float
-    #: When its wall budget began to count: later than that by the time in which no head was there.
+    #: When its wall budget began to count: later than `accepted_s` by as long as no head was there.
     budget_from_s: float = math.nan
     #: Empty for a turn of a made session, which begins with its session's context.
     prompt: PackedIds = PackedIds(b"")
@@ -96,6 +90,7 @@ class Answer:
     #: Of what was asked, for a repeated key; empty when an older version took the request.
     request_digest: bytes = b""
     stage: str = PREPARING
+    #: Its request is in the store, or in a row of this round.
     stored: bool = False
     tokens: array[int] = field(default_factory=lambda: array("I"))
     logprobs: bytearray = field(default_factory=bytearray)
@@ -105,7 +100,7 @@ class Answer:
     reader: AnswerText | AnswerPieces | None = None
     #: The stop string that its text was cut at.
     stop: str = ""
-    #: Stored answers have it from the store; empty until the end.
+    #: Why it ended, by the API's name; empty until then.
     finish: str = ""
     error: SuperfluidError | None = None
     prompt_tokens: int = 0

@@ -112,7 +112,7 @@ class JobRequest:
     def _event(self, body: dict[str, Any], size_bytes: int) -> None:
         """Give an event, when there is credit for it."""
         self._waiting.append(({"id": self.request.id, "kind": "event", **body}, size_bytes))
-        self._requests.wait(self.request.client, size_bytes)
+        self._requests.count_waiting(self.request.client, size_bytes)
         self._pump()
 
     def end(self, body: dict[str, Any]) -> None:
@@ -135,7 +135,7 @@ class JobRequest:
         An end or error that waited behind events for credit is dropped with them.
         """
         self._stop(now)
-        self._requests.wait(self.request.client, -sum(size for _, size in self._waiting))
+        self._requests.count_waiting(self.request.client, -sum(size for _, size in self._waiting))
         self._waiting.clear()
         self._last = None
         self.end({"finish": CANCELLED})
@@ -170,7 +170,7 @@ class JobRequest:
         while self._waiting and self._credit:
             self._credit -= 1
             event, size_bytes = self._waiting.popleft()
-            self._requests.wait(self.request.client, -size_bytes)
+            self._requests.count_waiting(self.request.client, -size_bytes)
             self._reply(event)
         if self._job is not None:
             self._core.runs.jobs.hold(self._job, held=bool(self._waiting))
@@ -205,8 +205,8 @@ class JobRequests:
         self._waiting_bytes: Counter[ClientKey] = Counter()
         #: Characters of texts that requests keep, by client.
         self._kept: Counter[ClientKey] = Counter()
-        #: Whether jobs of a client may begin again that were held back.
-        self._let_go = False
+        #: Whether a client has taken enough for its jobs to begin again.
+        self._may_begin = False
 
     def open(self, request: ApiRequest, wall_ms: int, now: float) -> JobRequest:
         """Begin to answer a request.
@@ -247,20 +247,20 @@ class JobRequests:
         if not self._kept[client]:
             del self._kept[client]
 
-    def wait(self, client: ClientKey, size_bytes: int) -> None:
-        """So much more waits for credit of a client, or less."""
+    def count_waiting(self, client: ClientKey, size_bytes: int) -> None:
+        """So much more waits for credit of a client, or (below 0) less."""
         self._waiting_bytes[client] += size_bytes
         held = self._core.runs.jobs.room.held
         if self._waiting_bytes[client] > MAX_WAITING_BYTES:
             held.add(client)
         elif client in held:
             held.discard(client)
-            self._let_go = True
+            self._may_begin = True
 
     def begin_held(self, now: float) -> None:
         """Begin jobs of clients that have taken enough of what waited."""
-        if self._let_go:
-            self._let_go = False
+        if self._may_begin:
+            self._may_begin = False
             self._core.runs.jobs.schedule_all(now)
 
     def closed(self, request: JobRequest) -> None:

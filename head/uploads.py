@@ -9,14 +9,7 @@ import hashlib
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from bus.errors import (
-    BlobMissing,
-    Invalid,
-    RateLimited,
-    StorageFull,
-    SuperfluidError,
-    TooLarge,
-)
+from bus.errors import BlobMissing, Invalid, RateLimited, StorageFull, SuperfluidError, TooLarge
 from bus.messages.api import MAX_BLOB_PART_BYTES, PutBlobRequest, error_body
 from bus.messages.parts import BlobRef
 from bus.timers import Timers
