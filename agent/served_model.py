@@ -156,6 +156,7 @@ class ServedModel:
             kv_total_tokens=self.ready.kv_total_tokens,
             tokenizer_digest=self.ready.tokenizer_digest,
             text_digest=self.ready.text_digest,
+            weights_digest=self.ready.weights_digest,
             numerics=self.ready.numerics,
             device=self.ready.device,
             prefixes=self.prefixes,

@@ -31,6 +31,8 @@ CONFIG = "config.json"
 #: Of a transcriber, whose `GRAPH` writes what this one heard.
 AUDIO_GRAPH = "audio.onnx"
 AUDIO_GRAPH_DATA = "audio.onnx.data"
+#: What all files of weights have in their names; graphs may have several.
+_WEIGHTS = ".onnx.data"
 
 #: Kinds of models; a record without one is a decoder's.
 DECODER = "decoder"
@@ -213,6 +215,19 @@ class ModelFolder:
         """Names the content: equal for folders whose files are equal, byte for byte."""
         lines = [f"{name} {self.files[name].sha256}" for name in sorted(self.files)]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    @property
+    def weights_digest(self) -> int:
+        """Names the weights: equal for folders that hold the same, byte for byte; at least 1.
+
+        What an encoder does beside them to make a vector counts as one of them.
+        """
+        names = sorted(name for name in self.files if _WEIGHTS in name)
+        facts = [f"{name} {self.files[name].sha256}" for name in names]
+        if self.encoder is not None:
+            facts.append(repr(self.encoder))
+        digest = hashlib.sha256("\n".join(facts).encode()).digest()
+        return max(1, int.from_bytes(digest[:8], "little"))
 
     def kv_bytes_per_token(self, *, float16: bool = False) -> int:
         """Bytes of keys and values that one token takes in this folder's layers."""

@@ -118,30 +118,8 @@ def _serve_encoder(
     encoder = Encoder(folder, threads=options.threads)
     encoder.self_test()
     load_s = time.perf_counter() - start
-<<<<<<< agent/worker/__main__.py
     digest = TextModel.open(folder.path).digest
     _serve_jobs(EncoderWorker(pipe, encoder, now), encoder, digest, options, load_s)
-=======
-    worker = EncoderWorker(pipe, encoder, now)
-    worker.post(
-        Ready(
-            worker=WorkerIncarnation(options.incarnation),
-            window_tokens=encoder.window,
-            # So that a generation comes here, and is told that there are none.
-            lanes=1,
-            kv_total_tokens=0,
-            numerics=encoder.numerics,
-            tokenizer_digest=TextModel.open(folder.path).digest,
-            text_digest=folder_text_digest(folder.path),
-            weights_digest=folder.weights_digest,
-            device=DEVICE,
-            load_s=load_s,
-            kind=folder.kind,
-        )
-    )
-    _log_ready(folder, DEVICE, load_s)
-    worker.run()
->>>>>>> /tmp/team/d8tree/agent/worker/__main__.py
 
 
 def _serve_transcriber(
@@ -178,12 +156,8 @@ def _serve_jobs(
             numerics=model.numerics,
             tokenizer_digest=tokenizer_digest,
             text_digest=folder_text_digest(folder.path),
-<<<<<<< agent/worker/__main__.py
-            device=device,
-=======
             weights_digest=folder.weights_digest,
-            device=DEVICE,
->>>>>>> /tmp/team/d8tree/agent/worker/__main__.py
+            device=device,
             load_s=load_s,
             kind=folder.kind,
         )

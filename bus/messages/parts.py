@@ -52,7 +52,8 @@ class ModelStatus:
 
     `worker_phase` and `steps` are the worker's progress, as in `WorkerBeat`. `kind` is
     what it is: empty for a decoder, `encoder`, `transcriber`; empty also before it is known.
-    `text_digest` names the files that its texts go by (bus/text/tokenizer_files.py).
+    `text_digest` names the files that its texts go by (bus/text/tokenizer_files.py),
+    `weights_digest` its weights: 0 where the node does not say.
     """
 
     name: Annotated[ModelName, OneLine()]
@@ -75,6 +76,7 @@ class ModelStatus:
     steps: int = 0
     kind: Name = ""
     text_digest: int = 0
+    weights_digest: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

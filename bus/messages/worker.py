@@ -218,6 +218,7 @@ class Ready:
     #: As in `ModelStatus`.
     kind: Name = ""
     text_digest: int = 0
+    weights_digest: int = 0
 
 
 @WORKER.message(tag=33)

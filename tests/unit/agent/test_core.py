@@ -99,6 +99,7 @@ def ready(incarnation: WorkerIncarnation = W1) -> worker.Ready:
         kv_total_tokens=16_384,
         numerics=NumericsId("num"),
         tokenizer_digest=99,
+        weights_digest=98,
         device="cpu",
         load_s=0.5,
     )
@@ -146,6 +147,7 @@ def test_a_ready_worker_is_told_at_once_and_pinged_every_5_s(node: Node) -> None
         lanes_total=8,
         kv_total_tokens=16_384,
         tokenizer_digest=99,
+        weights_digest=98,
         numerics=NumericsId("num"),
         worker=W1,
         device="cpu",

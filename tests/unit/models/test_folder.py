@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agent.models.folder import CHAT_TEMPLATE, GRAPH_FLOAT16, RECORD, ModelFolder
+from agent.models.folder import (
+    CHAT_TEMPLATE,
+    GRAPH_DATA,
+    GRAPH_FLOAT16,
+    RECORD,
+    EncoderFigures,
+    FileRecord,
+    ModelFolder,
+)
 from agent.models.sources import SOURCES
 from bus.errors import ModelIncomplete, NotFound
 from tests.harness.models import toy_model_folder
@@ -167,6 +177,23 @@ def test_a_whole_folder_opens_with_what_was_recorded(toy: Path) -> None:
 
 def test_digest_follows_content_and_not_place(toy: Path) -> None:
     assert ModelFolder.open(toy).digest == toy_model_folder().digest
+
+
+def test_weights_are_named_by_their_own_files(toy: Path) -> None:
+    folder = ModelFolder.open(toy)
+    data = f"{GRAPH_DATA} {folder.files[GRAPH_DATA].sha256}"
+    expected = hashlib.sha256(data.encode()).digest()[:8]
+    assert folder.weights_digest == int.from_bytes(expected, "little")
+    other = FileRecord(1, "0" * 64)
+    changing = {
+        name
+        for name in folder.files
+        if replace(folder, files={**folder.files, name: other}).weights_digest
+        != folder.weights_digest
+    }
+    assert changing == {GRAPH_DATA}
+    ways = [EncoderFigures("mean", True, 128), EncoderFigures("cls", True, 128)]
+    assert len({replace(folder, encoder=way).weights_digest for way in ways}) == 2
 
 
 def test_folders_are_read_without_the_import_extra(toy: Path) -> None:
