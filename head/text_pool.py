@@ -19,7 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from bus.errors import DecodeError
-from bus.messages.text import TEXT, CheckConstraint, Describe, RenderChat, TextFailed, TextReady
+from bus.messages.text import (
+    TEXT,
+    CheckConstraint,
+    Describe,
+    Description,
+    RenderChat,
+    TextFailed,
+    TextReady,
+)
 from bus.transport import clock
 from bus.transport.child import ChildSpec
 from bus.transport.pool import ChildExited, ChildMessage, ProcessPool
@@ -94,6 +102,8 @@ class TextPool:
     def _on_message(self, event: ChildMessage, found: list[object]) -> None:
         try:
             message = TEXT.decode(event.data)
+            if isinstance(message, Description):
+                message = message.unpacked()
         except DecodeError as error:
             log.error("text_process_spoke_nonsense slot=%s error=%s", event.slot, error)
             self._pool.kill(event.slot)

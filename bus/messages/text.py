@@ -6,14 +6,16 @@ is the path of a model folder. Every job is answered by its own reply or by `Tex
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
 
 from bus.codec import Codec
 from bus.fields import MaxBytes, MaxItems
 from bus.ids import PackedIds
 from bus.messages.parts import U32, Name
 from bus.messages.sampling import Constraint
+from bus.text.token_table import TokenTable
 
 TEXT = Codec("text", max_bytes=128 * 1024 * 1024)
 
@@ -25,6 +27,7 @@ MAX_TOOLS_BYTES = 1024 * 1024
 #: What one token adds to a text, and how many there are.
 MAX_TOKEN_BYTES = 4096
 MAX_VOCABULARY = 1 << 21
+MAX_VOCABULARY_BYTES = 64 * 1024 * 1024
 MAX_SPECIAL = 1 << 20
 
 FolderPath = Annotated[str, MaxBytes(4096)]
@@ -130,10 +133,9 @@ class TextReady:
     """The process is up and takes its first job."""
 
 
-@TEXT.message(tag=33)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Described:
-    """`vocabulary[i]` is what token i adds to the text, as bytes; specials add nothing there.
+class TokenizerFacts:
+    """All about a tokenizer but its vocabulary.
 
     `special` lists ids that are control tokens, and `special_texts` how each of them is written:
     an answer's reasoning and calls may be marked by some. `bos` is None when the model has none.
@@ -142,9 +144,6 @@ class Described:
     """
 
     job: int
-    vocabulary: Annotated[
-        tuple[Annotated[bytes, MaxBytes(MAX_TOKEN_BYTES)], ...], MaxItems(MAX_VOCABULARY)
-    ]
     special: Annotated[tuple[U32, ...], MaxItems(MAX_SPECIAL)]
     bos: int | None
     eos: Annotated[tuple[U32, ...], MaxItems(256)]
@@ -155,6 +154,43 @@ class Described:
         tuple[Annotated[str, MaxBytes(MAX_TOKEN_BYTES)], ...], MaxItems(MAX_SPECIAL)
     ] = ()
     longest: U32 = 0
+
+    def _facts(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(TokenizerFacts)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described(TokenizerFacts):
+    """A tokenizer: `vocabulary[i]` is what token i adds to the text, as bytes.
+
+    Specials add nothing there. It travels as a `Description`.
+    """
+
+    vocabulary: Sequence[bytes]
+
+    def packed(self) -> Description:
+        data, ends = TokenTable.of(self.vocabulary).packed
+        return Description(**self._facts(), data=data, ends=ends)
+
+
+@TEXT.message(tag=39)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description(TokenizerFacts):
+    """The reply to `Describe`: `data` and `ends` are a `TokenTable`.
+
+    A list of all tokens would hold up the loop that reads it for some hundredths of a second.
+    """
+
+    data: Annotated[bytes, MaxBytes(MAX_VOCABULARY_BYTES)] = b""
+    ends: Annotated[PackedIds, MaxBytes(4 * MAX_VOCABULARY)] = PackedIds(b"")
+
+    def unpacked(self) -> Described:
+        """What was packed.
+
+        Raises:
+            DecodeError: the vocabulary is none.
+        """
+        return Described(**self._facts(), vocabulary=TokenTable(self.data, self.ends))
 
 
 @TEXT.message(tag=34)

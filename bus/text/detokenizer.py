@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+from bus.text.token_table import TokenTable
 
 
 class Detokenizer:
@@ -19,16 +21,19 @@ class Detokenizer:
     """
 
     def __init__(self, vocabulary: Sequence[bytes], special: Iterable[int] = ()) -> None:
-        self._vocabulary = vocabulary
+        self._size = len(vocabulary)
+        self._bytes_of: Sequence[bytes] | Mapping[int, bytes] = (
+            vocabulary.by_id if isinstance(vocabulary, TokenTable) else vocabulary
+        )
         self._special = frozenset(special)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that these tokens complete."""
-        size = len(self._vocabulary)
+        size = self._size
         return self._decoder.decode(
             b"".join(
-                self._vocabulary[token]
+                self._bytes_of[token]
                 for token in ids
                 if token < size and token not in self._special
             )

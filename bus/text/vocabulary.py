@@ -15,7 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bus.errors import ModelIncomplete
-from bus.messages.text import MAX_SPECIAL, MAX_TOKEN_BYTES, MAX_VOCABULARY
+from bus.messages.text import (
+    MAX_SPECIAL,
+    MAX_TOKEN_BYTES,
+    MAX_VOCABULARY,
+    MAX_VOCABULARY_BYTES,
+)
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -60,6 +65,7 @@ def vocabulary_bytes(
     _check_count(
         max((*map(len, found), *written), default=0), "bytes in one token", MAX_TOKEN_BYTES
     )
+    _check_count(sum(map(len, found)), "bytes in all tokens", MAX_VOCABULARY_BYTES)
     return tuple(found)
 
 

@@ -79,7 +79,7 @@ class TextJobs:
     def handlers(self) -> Mapping[type, Handler]:
         """Handler of each job message."""
         return {
-            Describe: self.describe,
+            Describe: lambda job: self.describe(job).packed(),
             Encode: self.encode,
             EncodeTexts: self.encode_texts,
             RenderChat: self.render_chat,

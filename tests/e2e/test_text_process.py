@@ -80,7 +80,7 @@ def chat(*messages: Any) -> RenderChat:
 
 
 def test_jobs_one_after_the_other(text: TextProcess) -> None:
-    described = text.ask(Describe(job=1, folder=TOY))
+    described = text.ask(Describe(job=1, folder=TOY)).unpacked()
     assert (described.job, len(described.vocabulary)) == (1, 260)
     encoded = text.ask(Encode(job=2, folder=TOY, text="Hi \u00e9"))
     assert (encoded.job, list(unpack_ids(encoded.ids))) == (2, list("Hi \u00e9".encode()))
