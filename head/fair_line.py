@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -38,6 +38,27 @@ class FairLine(Generic[T]):
         if items:
             self._owners[owner] = items
         return owner, item
+
+    def order(self) -> Iterator[T]:
+        """The items as they would be popped. Nothing may change meanwhile."""
+        lines = deque(map(iter, self._owners.values()))
+        while lines:
+            line = lines.popleft()
+            for item in line:
+                yield item
+                lines.append(line)
+                break
+
+    def take(self, owner: bytes, item: T) -> None:
+        """Remove an item wherever it stands; its owner's turn then comes after all others'.
+
+        Raises:
+            ValueError: it stands nowhere.
+        """
+        items = self._owners.pop(owner, deque())
+        items.remove(item)
+        if items:
+            self._owners[owner] = items
 
     def remove_if(self, unwanted: Callable[[T], bool]) -> None:
         """Remove the items that nobody wants, wherever they stand."""

@@ -11,7 +11,8 @@ from bus.ids import GenerationId, NodeIdentity
 from bus.messages.link_jobs import FIRST_PARTS, JobStart
 from head.effects import LinkKey
 from head.fleet_node import Node
-from head.job_kinds import JobDone, JobSpec
+from head.job_kinds import JobDone, JobSpec, objection
+from head.job_line import WaitingJob
 
 #: Takes the body of a part.
 OnPart = Callable[[bytes, float], None]
@@ -21,12 +22,16 @@ OnEnd = Callable[[JobDone | SuperfluidError, float], None]
 
 @dataclass(slots=True, kw_only=True)
 class Try:
-    """A job on a node. `parts` came of it, and the node may send those below `granted`."""
+    """A job on a node. `parts` came of it, and the node may send those below `granted`.
+
+    `weights` names the model's there, as in `ModelStatus`.
+    """
 
     number: GenerationId
     node: Node
     link: LinkKey
     request: JobStart
+    weights: int
     parts: int = 0
     granted: int = FIRST_PARTS
 
@@ -43,6 +48,8 @@ class Job:
     on: Try | None = None
     #: Parts that its owner has.
     delivered: int = 0
+    #: The weights that made them; 0 where the node does not say.
+    weights: int = 0
     #: How often it was lost, when it was last, and how.
     lost: int = 0
     failed_s: float | None = None
@@ -58,3 +65,40 @@ class Job:
     #: Its owner takes no further parts now.
     held: bool = False
     wall_timer: int | None = None
+
+    @property
+    def in_line(self) -> WaitingJob:
+        """The job as it waits."""
+        spec = self.spec
+        return WaitingJob(job=self.number, client=spec.client, qos=spec.qos, queued_s=self.since_s)
+
+    def request(self, number: GenerationId, now: float) -> JobStart:
+        """What a node is asked that is to do it from here on.
+
+        Args:
+            number: of this try.
+        """
+        spec = self.spec
+        body = spec.body
+        if self.delivered and spec.resume is not None and not spec.of_kind.repeats:
+            body = spec.resume(body, self.delivered)
+        left_ms = spec.wall_ms - round((now - self.since_s) * 1000)
+        return JobStart(
+            job=number,
+            model=spec.model,
+            kind=spec.kind,
+            body=body,
+            blobs=spec.blobs,
+            qos=spec.qos,
+            wall_ms=max(left_ms, 1) if spec.wall_ms else 0,
+        )
+
+    def objection(self, node: Node) -> str:
+        """Why a node can not do the rest of it now, however much room it has."""
+        name, spec = node.identity, self.spec
+        found = self.tried.get(name) or self.resting.get(name) or objection(node, spec)
+        if found or not self.delivered or spec.of_kind.repeats:
+            return found
+        if node.models[spec.model].weights_digest == self.weights:
+            return ""
+        return f"its weights of {spec.model} are others than those that the job began with"

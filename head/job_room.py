@@ -63,6 +63,12 @@ class JobRoom:
             return False
         return node.jobs[job.spec.model] < MAX_IN_FLIGHT
 
+    def best(self, job: Job) -> Node | None:
+        """Of the nodes that can do a job and have room, the one where least of its model runs."""
+        able = [n for n in self._fleet.nodes if self.has(n, job) and not job.objection(n)]
+        model = job.spec.model
+        return min(able, key=lambda node: (node.jobs[model], node.identity), default=None)
+
     def is_none(self, model: ModelName) -> bool:
         """Whether some nodes serve a model, and each has all jobs of it that it may have."""
         serving = [node for node in self._fleet.nodes if node.view(model).serving is not None]

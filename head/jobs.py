@@ -6,8 +6,8 @@
 
 A job that is lost begins again on another node, or the same one, at most `MAX_STARTS` times; its
 owner sees each part once and in order. One that no node can do waits as long for one as a request
-for text does (head/waiting.py). Only what fits goes to nodes, everything else waits here, fairly by
-client.
+for text does (head/waiting.py). Only what fits goes to nodes, everything else waits here, by class
+and fairly by client (head/job_line.py).
 """
 
 from __future__ import annotations
@@ -15,16 +15,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from bus.errors import (
-    BlobMissing,
-    Expired,
-    NodeLost,
-    QueueFull,
-    SuperfluidError,
-)
+from bus.errors import BlobMissing, Expired, NodeLost, QueueFull, SuperfluidError
 from bus.ids import GenerationId, ModelName, NodeIdentity, WorkerIncarnation
 from bus.messages.link_jobs import (
-    FIRST_PARTS,
     MODEL_NOT_READY,
     MODEL_NOT_SERVED,
     UNKNOWN_KIND,
@@ -32,20 +25,20 @@ from bus.messages.link_jobs import (
     WORKER_LOST,
     JobCancel,
     JobEnd,
-    JobMore,
     JobPart,
-    JobStart,
 )
 from bus.timers import Timers
 from head.blobs import BlobDesk
 from head.effects import NOBODY, ClientKey, LinkKey
-from head.fair_line import FairLine
 from head.fleet import Fleet
 from head.fleet_node import Node
-from head.job_kinds import JobDone, JobSpec, objection
+from head.job_credit import JobCredit
+from head.job_kinds import JobDone, JobSpec
+from head.job_line import JobLine
 from head.job_records import Job, OnEnd, OnPart, Try
 from head.job_refusals import error_of, no_place
 from head.job_room import JobRoom
+from head.job_waits import JobWaits
 from head.outbox import Outbox
 from head.waiting import MAX_RESTS, RECHECK_S, REST_S, WaitingPolicy
 
@@ -89,21 +82,19 @@ class JobDesk:
         next_number: Callable[[], int],
     ) -> None:
         self._policy = policy
-        self._failover_wait_s = failover_wait_s
         self._outbox = outbox
         self._fleet = fleet
         self._blobs = blobs
         self.timers = timers
         self._next_number = next_number
         self.room = JobRoom(fleet, timers, self.schedule)
+        self._waits = JobWaits(fleet, policy, failover_wait_s, now)
+        self._credit = JobCredit(outbox)
         self._last_job = 0
         self._jobs: dict[int, Job] = {}
         self._by_try: dict[GenerationId, Job] = {}
-        self._lines: dict[ModelName, FairLine[int]] = {}
-        self._stalled: set[ClientKey] = set()
+        self._lines: dict[ModelName, JobLine] = {}
         self._recheck: int | None = None
-        self._started_s = now
-        self._settled_s = now + policy.node_wait_s
 
     def submit(self, spec: JobSpec, on_part: OnPart, on_end: OnEnd, now: float) -> int:
         """Have a job done. Its end may come before this returns.
@@ -114,7 +105,7 @@ class JobDesk:
         Raises:
             QueueFull: too many wait.
         """
-        line = self._lines.setdefault(spec.model, FairLine())
+        line = self._lines.setdefault(spec.model, JobLine())
         size = sum(len(job.spec.body) for job in self._jobs.values()) + len(spec.body)
         if len(line) >= self._policy.queue_limit or size > MAX_BODIES_BYTES:
             raise QueueFull(
@@ -128,7 +119,7 @@ class JobDesk:
         if spec.wall_ms:
             due = now + spec.wall_ms / 1000
             job.wall_timer = self.timers.at(due, lambda at: self._expire(job, at))
-        line.push(spec.client, job.number)
+        line.push(job.in_line)
         self.schedule(spec.model, now)
         return job.number
 
@@ -141,7 +132,7 @@ class JobDesk:
         """Whether a job's owner takes no further parts now; some are on their way anyhow."""
         if (job := self._jobs.get(number)) is not None:
             job.held = held
-            self._grant(job)
+            self._credit.grant(job)
 
     def node_of(self, number: int | None) -> NodeIdentity | None:
         """The node that a job is on."""
@@ -164,26 +155,23 @@ class JobDesk:
 
     def client_gone(self, client: ClientKey, now: float) -> None:
         """End what a client's connection asked for."""
-        self._stalled.discard(client)
+        self._credit.gone(client)
         for job in [job for job in self._jobs.values() if job.spec.client == client != NOBODY]:
             self._forget(job, now)
 
     def client_stalled(self, client: ClientKey) -> None:
         """A client takes nothing: its jobs send no further parts."""
-        self._stalled.add(client)
+        self._credit.stall(client)
 
     def client_reads(self, client: ClientKey) -> None:
         """It reads again."""
-        self._stalled.discard(client)
-        for job in self._by_try.values():
-            if job.spec.client == client:
-                self._grant(job)
+        self._credit.reads(client, self._by_try.values())
 
     # --- nodes --------------------------------------------------------------------------------
 
     def link_down(self, link: LinkKey, reason: str, now: float, *, left: bool) -> None:
         """A node's link ended, with all jobs there; `left` when it said goodbye."""
-        self._settled_s = max(self._settled_s, now + self._policy.node_wait_s)
+        self._waits.link_down(now)
         for job in list(self._by_try.values()):
             if job.on is not None and job.on.link == link:
                 self._lose(job, f"the link to {job.on.node.identity} ended ({reason})", now,
@@ -211,19 +199,12 @@ class JobDesk:
             self._outbox.close_link(on.link, why)
             return
         on.parts += 1
-        self._grant(job)
+        self._credit.grant(job)
         # Of a job that was begun anew its owner has the first ones.
         if not job.spec.of_kind.repeats or message.seq >= job.delivered:
             job.delivered += 1
+            job.weights = on.weights
             job.on_part(message.body, now)
-
-    def _grant(self, job: Job) -> None:
-        on = job.on
-        if on is None or job.held or job.spec.client in self._stalled:
-            return
-        if on.granted - on.parts <= FIRST_PARTS // 2:
-            on.granted = on.parts + FIRST_PARTS
-            self._outbox.send(on.link, JobMore(job=on.number, parts=on.granted))
 
     def _failed(self, job: Job, on: Try, end: JobEnd, now: float) -> None:
         name, why = on.node.identity, end.message or end.code
@@ -292,7 +273,7 @@ class JobDesk:
 
     def _wait_again(self, job: Job, now: float) -> None:
         self._take_off(job, now)
-        self._lines[job.spec.model].put_back(job.spec.client, job.number)
+        self._lines[job.spec.model].put_back(job.in_line)
         self.schedule(job.spec.model, now)
 
     def _take_off(self, job: Job, now: float, *, makes_room: bool = True) -> None:
@@ -316,60 +297,49 @@ class JobDesk:
         line = self._lines[model]
         if not len(line) or self.room.is_none(model):
             return
-        passed: list[tuple[ClientKey, int]] = []
-        while len(passed) < LOOK_AHEAD and (taken := line.pop()) is not None:
-            if not self._place(self._jobs[taken[1]], now):
-                passed.append(taken)
-        for owner, number in reversed(passed):
-            line.put_back(owner, number)
-        for _, number in passed:
+        while self._begin_some(line, now):
+            pass
+        for number in line.candidates(LOOK_AHEAD):
             # What ends has an owner, who may ask for more at once.
             if (job := self._jobs.get(number)) is not None and job.on is None:
                 self._refuse_hopeless(job, now)
 
+    def _begin_some(self, line: JobLine, now: float) -> bool:
+        """Begin what can begin of the next jobs; False when none can."""
+        begun = False
+        for number in line.candidates(LOOK_AHEAD):
+            # One that begins may fail at once, and let others begin or wait again.
+            job = self._jobs.get(number)
+            if job is not None and job.on is None and self._place(job, now):
+                begun = True
+        return begun
+
     def _place(self, job: Job, now: float) -> bool:
-        """Begin a job that is in no line, where least of its model runs; False when none can."""
-        model = job.spec.model
-        found: tuple[int, NodeIdentity, Node] | None = None
-        for node in self._fleet.nodes:
-            if self.room.has(node, job) and not self._objection(job, node):
-                this = (node.jobs[model], node.identity, node)
-                found = this if found is None or this[:2] < found[:2] else found
-        if found is None or found[2].link is None:
+        """Begin a job where least of its model runs; False when no node can do it now."""
+        node = self.room.best(job)
+        if node is None or node.link is None:
             return False
-        self._begin(job, found[2], found[2].link, now)
+        self._begin(job, node, node.link, now)
         return True
 
     def _begin(self, job: Job, node: Node, link: LinkKey, now: float) -> None:
-        spec = job.spec
-        body = spec.body
-        if job.delivered and spec.resume is not None and not spec.of_kind.repeats:
-            body = spec.resume(body, job.delivered)
-        left_ms = spec.wall_ms - round((now - job.since_s) * 1000)
-        request = JobStart(
-            job=GenerationId(self._next_number()),
-            model=spec.model,
-            kind=spec.kind,
-            body=body,
-            blobs=spec.blobs,
-            qos=spec.qos,
-            wall_ms=max(left_ms, 1) if spec.wall_ms else 0,
+        model = job.spec.model
+        self._lines[model].take(job.number)
+        request = job.request(GenerationId(self._next_number()), now)
+        weights = node.models[model].weights_digest
+        on = job.on = Try(
+            number=request.job, node=node, link=link, request=request, weights=weights
         )
-        on = job.on = Try(number=request.job, node=node, link=link, request=request)
         self._by_try[on.number] = job
-        node.jobs[spec.model] += 1
+        node.jobs[model] += 1
         self._blobs.generate(link, request, self._file_failed(job, on), now)
-
-    def _objection(self, job: Job, node: Node) -> str:
-        name = node.identity
-        return job.tried.get(name) or job.resting.get(name) or objection(node, job.spec)
 
     def _refuse_hopeless(self, job: Job, now: float) -> None:
         """End a job that waits when no node can do it, and none may come in time."""
-        objections = {node.identity: self._objection(job, node) for node in self._fleet.nodes}
+        objections = {node.identity: job.objection(node) for node in self._fleet.nodes}
         if job.resting or not all(objections.values()):
             return
-        if (until := self._waits_until(job, now)) is None:
+        if (until := self._waits.until(job, now)) is None:
             self._end(job, no_place(self._fleet, job, objections), now)
         elif self._recheck is None:
             self._recheck = self.timers.at(min(until, now + RECHECK_S), self._look_again)
@@ -377,22 +347,6 @@ class JobDesk:
     def _look_again(self, now: float) -> None:
         self._recheck = None
         self.schedule_all(now)
-
-    def _waits_until(self, job: Job, now: float) -> float | None:
-        """Until when a node may come for a job that none can do now; None when it is not to wait.
-
-        While a node could, it waited for room there, which is no fault of the fleet.
-        """
-        model = job.spec.model
-        alone_s = job.since_s if job.failed_s is None else job.failed_s
-        alone_s = max(alone_s, self._started_s, self._fleet.served_until_s(model))
-        loading = self._fleet.loading(model)
-        if job.failed_s is not None:
-            until = alone_s + self._failover_wait_s
-            return until if now < until else now + RECHECK_S if loading else None
-        until = alone_s + self._policy.node_wait_s
-        may_come = loading or (now < self._settled_s and not job.tried)
-        return until if may_come and now < until else None
 
     # --- ends ---------------------------------------------------------------------------------
 
@@ -412,7 +366,7 @@ class JobDesk:
         del self._jobs[job.number]
         self.timers.cancel(job.wall_timer)
         if on is None:
-            self._lines[model].remove_if(lambda number: number == job.number)
+            self._lines[model].remove(job.number)
         else:
             self._take_off(job, now)
             self._outbox.send(on.link, JobCancel(job=on.number))

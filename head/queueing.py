@@ -1,11 +1,10 @@
 """Requests that wait at the head for a node with room: one queue per model.
 
-Two rules give the order. Between QoS classes the higher goes first; but of lower classes those
-that have waited long enough (`AGE_S` longer than the one that would go) get every fourth turn, so
-that none starves and a long queue of background work holds up nobody. Inside a class, owners
-share by tokens: the owner that was served least goes next (start-time fair queueing, which gives
-the shares of deficit round robin without a quantum); of one owner's requests the oldest goes first.
-An owner that comes back begins where the others are, so pauses earn no credit.
+Between QoS classes the higher goes first, with turns for what has waited long
+(head/class_turns.py). Inside a class, owners share by tokens: the owner that was served least goes
+next (start-time fair queueing, which gives the shares of deficit round robin without a quantum); of
+one owner's requests the oldest goes first. An owner that comes back begins where the others are, so
+pauses earn no credit.
 
 Source: Goyal, Vin and Cheng, "Start-time Fair Queueing", SIGCOMM 1996.
 """
@@ -21,9 +20,8 @@ from itertools import chain, islice
 from bus.errors import QueueFull
 from bus.ids import ModelName
 from bus.qos import AGE_S
+from head.class_turns import ClassTurns
 
-#: Of so many turns one is for a request of a lower class that has waited long.
-AGED_TURN = 4
 DEFAULT_LIMIT = 1024
 #: How many candidates are looked at in one round, when those before them find no room.
 LOOK_AHEAD = 64
@@ -54,10 +52,6 @@ class Entry:
 
 def _age(entry: Entry) -> tuple[float, int]:
     return entry.queued_s, entry.answer
-
-
-def _due_s(entry: Entry) -> float:
-    return entry.queued_s + AGE_S[entry.qos]
 
 
 @dataclass(slots=True)
@@ -119,8 +113,7 @@ class RequestQueue:
         self._limit = limit
         self._entries: dict[int, Entry] = {}
         self._classes = tuple(_Class() for _ in AGE_S)
-        #: Turns in a row in which one of a lower class that has waited long was passed over.
-        self._passed = 0
+        self._turns = ClassTurns[Entry]()
         self._last_taken_s: float | None = None
         self._interval_s = 0.0
 
@@ -169,7 +162,7 @@ class RequestQueue:
             KeyError: it does not wait.
         """
         entry = self._entries[answer]
-        self._count_turn(entry)
+        self._turns.count(entry, [next(queue.order(), None) for queue in self._classes])
         del self._entries[answer]
         queue = self._classes[entry.qos]
         queue.charge(entry)
@@ -200,7 +193,7 @@ class RequestQueue:
         newcomer = Entry(answer=-1, owner="", qos=qos, cost_tokens=0, queued_s=now)
         heads = [queue.order() for queue in self._classes]
         heads[qos] = chain(heads[qos], (newcomer,))
-        return next(n for n, entry in enumerate(self._merge(heads)) if entry is newcomer)
+        return next(n for n, entry in enumerate(self._turns.order(heads)) if entry is newcomer)
 
     def waiting_by_class(self) -> list[list[Entry]]:
         """The waiting requests of each QoS class, oldest first."""
@@ -221,31 +214,4 @@ class RequestQueue:
         return min(max(round(self._interval_s * 1000), MIN_RETRY_MS), MAX_RETRY_MS)
 
     def _order(self) -> Iterator[Entry]:
-        return self._merge([queue.order() for queue in self._classes])
-
-    def _merge(self, orders: list[Iterator[Entry]]) -> Iterator[Entry]:
-        """The entries of all classes as their turns come, from the order of each class."""
-        passed = self._passed
-        heads = [next(order, None) for order in orders]
-        while waiting := [entry for entry in heads if entry is not None]:
-            best, aged = waiting[0], _aged(waiting)
-            if aged is not None:
-                passed += 1
-            if aged is not None and passed >= AGED_TURN:
-                best, passed = aged, 0
-            yield best
-            heads[best.qos] = next(orders[best.qos], None)
-
-    def _count_turn(self, entry: Entry) -> None:
-        heads = [next(queue.order(), None) for queue in self._classes]
-        waiting = [head for head in heads if head is not None]
-        if entry.qos > waiting[0].qos:
-            self._passed = 0
-        elif _aged([entry, *waiting[1:]]) is not None:
-            self._passed = min(self._passed + 1, AGED_TURN - 1)
-
-
-def _aged(heads: list[Entry]) -> Entry | None:
-    """Of what is next in lower classes than the first's, what has waited long enough, if any."""
-    longest = min(heads, key=_due_s)
-    return longest if longest.qos > heads[0].qos else None
+        return self._turns.order([queue.order() for queue in self._classes])

@@ -27,6 +27,53 @@ def error_of(bench: JobBench, job: int) -> Any:
     return error
 
 
+# --- other weights under the same name --------------------------------------------------------
+
+
+def begun_with(bench: JobBench, weights: int) -> int:
+    """A job of which a node gave one part."""
+    bench.status(1, weights_digest=weights)
+    job = bench.submit(resume=lambda body, parts: b"rest")
+    bench.part(1, bench.starts(1)[-1], 0, b"a")
+    return job
+
+
+@pytest.mark.parametrize("other", [0, 8])
+def test_a_job_goes_on_with_the_same_weights_only(bench: JobBench, other: int) -> None:
+    job = begun_with(bench, 7)
+    bench.encoder(2, "n2", weights_digest=other)
+    bench.down(1)
+    assert bench.starts(2) == []
+    bench.encoder(3, "n3", weights_digest=7)
+    (rest,) = bench.starts(3)
+    assert rest.body == b"rest"
+    bench.part(3, rest, 0, b"b")
+    bench.end(3, rest, parts=1)
+    assert bench.got[job] == [b"a", b"b"]
+    assert isinstance(bench.ends[job], JobDone)
+
+
+def test_where_no_node_has_the_weights_it_began_with_it_is_lost(bench: JobBench) -> None:
+    job = begun_with(bench, 7)
+    bench.encoder(2, "n2", weights_digest=8)
+    bench.down(1)
+    bench.wait(60.0)
+    error = error_of(bench, job)
+    assert error.code == "node_lost"
+    assert "n2: its weights of enc are others than those that the job began with" in error.message
+
+
+def test_one_that_gave_nothing_yet_begins_with_any_weights(bench: JobBench) -> None:
+    bench.status(1, weights_digest=7)
+    bench.submit(resume=lambda body, parts: b"rest")
+    bench.encoder(2, "n2", weights_digest=8)
+    bench.down(1)
+    assert [start.body for start in bench.starts(2)] == [b"\x80"]
+
+
+# --- busy -------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("code", ["queue_full", "model_not_ready", "worker_behind"])
 def test_a_busy_node_is_asked_again_a_moment_later(bench: JobBench, code: str) -> None:
     job = bench.submit()

@@ -78,6 +78,35 @@ def test_clients_take_turns(bench: JobBench) -> None:
     assert later == [packed(of=client) for client in (b"a", b"b", b"a", b"a")]
 
 
+def begun(bench: JobBench) -> list[bytes]:
+    """Bodies of the jobs that waited, in the order in which they begin as others end."""
+    number = 0
+    while number < len(bench.starts(1)):
+        bench.end(1, bench.starts(1)[number])
+        bench.wait(0.0)
+        number += 1
+    return [start.body for start in bench.starts(1)[MAX_IN_FLIGHT:]]
+
+
+def test_the_higher_class_begins_first(bench: JobBench) -> None:
+    for _ in range(MAX_IN_FLIGHT):
+        bench.submit(qos=3)
+    for qos in (3, 1, 2, 0, 0, 3):
+        bench.submit(client=bytes([qos]), body=packed(qos=qos), qos=qos)
+    assert begun(bench) == [packed(qos=qos) for qos in (0, 0, 1, 2, 3, 3)]
+
+
+def test_what_has_waited_long_gets_every_fourth_turn(bench: JobBench) -> None:
+    for _ in range(MAX_IN_FLIGHT):
+        bench.submit()
+    bench.submit(body=b"background", qos=3)
+    # Older by more than the minute that a background job may be passed over.
+    bench.wait(61.0)
+    for number in range(5):
+        bench.submit(client=b"c", body=bytes([number]))
+    assert begun(bench) == [b"\0", b"\1", b"\2", b"background", b"\3", b"\4"]
+
+
 def test_only_so_many_may_wait() -> None:
     waiting = WaitingPolicy(queue_limit=2)
     bench = JobBench(CorePolicy(runs=RunPolicy(waiting=waiting)))
