@@ -11,6 +11,7 @@ from head.answers import Answer
 from head.chat_request import ChatPlan
 from head.chat_turns import fresh_ids, renumbered
 from head.constraint_errors import Told
+from head.description_waits import ID_BYTES
 from head.effects import ClientKey
 from head.operation import Core
 from head.pending_texts import Continue
@@ -77,7 +78,7 @@ class Admission:
                 return
             self._with_prompt(known, pack_ids(ids), at)
 
-        self._when_described(then, now)
+        self._when_described(then, now, ID_BYTES * len(ids))
 
     def take_context(self, session: Session, now: float) -> None:
         """Admit a turn, which begins with its session's context."""
@@ -194,10 +195,12 @@ class Admission:
         except SuperfluidError as error:
             self._fail(error, now)
 
-    def _when_described(self, then: Continue, now: float) -> None:
-        """Go on, or end the answer when its model's folder is gone."""
+    def _when_described(self, then: Continue, now: float, size_bytes: int = 0) -> None:
+        """Go on, or end the answer when its model's folder is gone, or too much waits."""
         try:
-            self.core.texts.when_described(self.answer.model, then, now)
+            self.core.texts.when_described(
+                self.answer.model, then, now, client=self.client, size_bytes=size_bytes
+            )
         except SuperfluidError as error:
             self._fail(error, now)
 

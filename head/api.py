@@ -18,6 +18,7 @@ from head import reports
 from head.answer_operations import AnswerOperations
 from head.blob_operations import BlobOperations
 from head.chat_operations import ChatOperations
+from head.description_waits import ID_BYTES
 from head.effects import ClientKey
 from head.embed_operations import EmbedOperations
 from head.explain_operations import ExplainOperations
@@ -134,7 +135,10 @@ class Api:
             except SuperfluidError as error:
                 self._core.fail_request(request.client, request.id, error)
 
-        self._core.texts.when_described(asked.model, described, now)
+        size = ID_BYTES * len(asked.tokens)
+        self._core.texts.when_described(
+            asked.model, described, now, client=request.client, size_bytes=size
+        )
 
     def _text_operation(
         self,

@@ -43,7 +43,7 @@ class EmbedOperations:
             # What waits there knows the request only, so that no text outlives it.
             asked = replace(asked, input=None)
             described = partial(self._described, opened, asked)
-            self._core.texts.when_described(asked.model, described, now)
+            self._core.texts.when_described(asked.model, described, now, client=request.client)
         except SuperfluidError as error:
             opened.fail(error)
 

@@ -19,7 +19,7 @@ def folder_kind(folder: Path) -> str:
     """What a model folder's record says: one of the kinds here; without a record, decoder."""
     try:
         record = json.loads((folder / RECORD).read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return DECODER
     found = record.get("kind", DECODER) if isinstance(record, dict) else DECODER
     return found if found in NO_TEXT else DECODER

@@ -21,6 +21,7 @@ from bus.messages.parts import U32
 from bus.messages.text import Described, Encode, Encoded
 from head.answer_operations import LOCAL_OWNER, AnswerOperations, only_known
 from head.answers import Answer
+from head.description_waits import ID_BYTES
 from head.operation import ApiRequest, Core
 from head.parking import Resumed
 from head.sampling_request import check_below
@@ -65,7 +66,7 @@ class SessionOperations:
             then(None, now)
         else:
             # While the head is new its nodes may not be there yet, and nobody knows of the model.
-            texts.when_described(asked.model, then, now)
+            texts.when_described(asked.model, then, now, client=request.client)
 
     def append(self, request: ApiRequest, now: float) -> None:
         asked = from_map(SessionAppendRequest, request.body)
@@ -181,7 +182,14 @@ class SessionOperations:
 
         self._core.texts.check(session.model)
         self._lines.begin(session, request)
-        self._core.texts.when_described(session.model, then, now)
+        size = ID_BYTES * len(ids)
+        try:
+            self._core.texts.when_described(
+                session.model, then, now, client=request.client, size_bytes=size
+            )
+        except SuperfluidError:
+            self._lines.end(session, now)
+            raise
 
     def _append_text(self, request: ApiRequest, session: Session, text: str) -> None:
         first = not len(session.context)

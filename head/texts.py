@@ -1,7 +1,7 @@
 """Text work as the core sees it: which model folders are here, and jobs at text processes.
 
-The core never tokenizes; it hands jobs out and goes on when their replies come. What it needs in
-its own loop, the bytes of each token, comes once per model with `Described`.
+The core never tokenizes; it hands jobs out and goes on when their replies come. What it knows of a
+tokenizer itself comes once per model (head/known_tokenizers.py).
 
 A folder is one of the head's models folder, or has what was fetched from a node
 (head/tokenizers.py). Jobs of a model that is being fetched wait.
@@ -9,28 +9,19 @@ A folder is one of the head's models folder, or has what was fetched from a node
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
-from bus.errors import (
-    Internal,
-    ModelIncomplete,
-    NotFound,
-    SuperfluidError,
-    TokenizerUnavailable,
-)
+from bus.errors import Internal, ModelIncomplete, NotFound, SuperfluidError
 from bus.ids import ModelName
-from bus.messages.sampling import SamplingParams
 from bus.messages.text import Describe, Described, TextFailed
-from bus.text.stops import AnswerText
-from head.effects import ClientKey
+from head.description_waits import DescriptionWaits
+from head.effects import NOBODY, ClientKey
+from head.known_tokenizers import KnownTokenizers
 from head.outbox import Outbox
 from head.pending_texts import Continue, PendingText, PendingTexts
 from head.text_failures import DescriptionFailure, error_of, failed_again
 from head.tokenizer_source import OwnFolders, TokenizerSource
 
-#: Tokenizers that answers may still be read by after another took their model's name.
-MAX_FORMER = 4
 #: What jobs end with when a folder's files are gone, or are none.
 _NO_FILES = frozenset({NotFound.code, ModelIncomplete.code})
 
@@ -38,7 +29,7 @@ Reply = object
 MakeJob = Callable[[int, str], object]
 
 
-class TextDesk:
+class TextDesk(KnownTokenizers):
     """Owned by the core.
 
     Invariant: what waits for a model's tokenizer is in `_awaiting` and `_waiting`, and each of
@@ -46,11 +37,9 @@ class TextDesk:
     """
 
     def __init__(self, outbox: Outbox) -> None:
+        super().__init__()
         self._outbox = outbox
         self._folders: dict[ModelName, str] = {}
-        self._described: dict[ModelName, Described] = {}
-        #: Most bytes of a text that one token of a model can stand for; 0 where any may.
-        self._longest: dict[ModelName, int] = {}
         self._failed: dict[ModelName, DescriptionFailure] = {}
         #: What is told apart by it has changed when it has.
         self._stamps: dict[ModelName, object] = {}
@@ -58,9 +47,7 @@ class TextDesk:
         self._stale: set[ModelName] = set()
         #: Descriptions asked for so far; the reply to the last one counts.
         self._asked: dict[ModelName, int] = {}
-        #: What models were before, by their tokenizers' digests.
-        self._former: OrderedDict[tuple[ModelName, int], Described] = OrderedDict()
-        self._waiting: dict[ModelName, list[Continue]] = {}
+        self._waiting = DescriptionWaits()
         #: Paths of the head's models folder, and the digests of what they had last.
         self._own: dict[ModelName, str] = {}
         self._own_digests: dict[ModelName, int] = {}
@@ -83,18 +70,6 @@ class TextDesk:
     def own_digest(self, model: ModelName) -> int:
         """Of the tokenizer in the head's own folder of a model; 0 while it is not known."""
         return self._own_digests.get(model, 0) if model in self._own else 0
-
-    def described(self, model: ModelName) -> Described | None:
-        return self._described.get(model)
-
-    def vocabulary_size(self, model: ModelName, digest: int = 0) -> int:
-        """How many token ids a model has, as the head's own copy says; 0 while it is not known.
-
-        Args:
-            digest: of the tokenizer that is meant; 0 for the one that the model has now.
-        """
-        known = self._with_digest(model, digest)
-        return len(known.vocabulary) if known else 0
 
     def kind(self, model: ModelName) -> str:
         """As in head/encoders.py; empty while it is not known, or only of a decoder's node."""
@@ -146,7 +121,7 @@ class TextDesk:
         self._folders[model] = folder
         self._note_description(model, described)
         self._hand_out_awaiting(model)
-        for waiter in self._waiting.pop(model, []):
+        for waiter in self._waiting.take(model):
             waiter(described, now)
 
     def disown(self, model: ModelName) -> None:
@@ -160,12 +135,6 @@ class TextDesk:
         else:
             self._forget(model)
 
-    def remember(self, model: ModelName, described: Described) -> None:
-        """A description that a model had before."""
-        self._former[model, described.digest] = described
-        while len(self._former) > MAX_FORMER:
-            self._former.popitem(last=False)
-
     def has_folder(self, model: ModelName) -> bool:
         """Whether a model's texts can be worked on now."""
         return model in self._folders
@@ -177,13 +146,13 @@ class TextDesk:
         for number in self._awaiting.pop(model, {}):
             if (job := self._pending.settle(number)) is not None:
                 job.then(error, now)
-        for waiter in self._waiting.pop(model, []):
+        for waiter in self._waiting.take(model):
             waiter(error, now)
 
     @property
     def awaited(self) -> set[ModelName]:
         """Models for whose folder something waits."""
-        return {*self._awaiting, *self._waiting} - self._folders.keys()
+        return {*self._awaiting, *self._waiting.models} - self._folders.keys()
 
     def _hand_out_awaiting(self, model: ModelName) -> None:
         for number, make in self._awaiting.pop(model, {}).items():
@@ -192,7 +161,6 @@ class TextDesk:
 
     def _forget(self, model: ModelName) -> None:
         self._keep_former(model)
-        self._longest.pop(model, None)
         self._failed.pop(model, None)
         self._stale.discard(model)
         del self._folders[model]
@@ -216,13 +184,6 @@ class TextDesk:
         if model in self._folders:
             self._describe(model)
 
-    def _keep_former(self, model: ModelName) -> None:
-        """A model's description is replaced, or its folder is gone."""
-        before = self._described.pop(model, None)
-        if before is not None:
-            self._former.pop((model, before.digest), None)
-            self.remember(model, before)
-
     def check(self, model: ModelName) -> None:
         """See that texts of a model can be worked on, now or when its tokenizer has come.
 
@@ -241,19 +202,34 @@ class TextDesk:
             param="model",
         )
 
-    def when_described(self, model: ModelName, then: Continue, now: float, digest: int = 0) -> None:
+    def when_described(
+        self,
+        model: ModelName,
+        then: Continue,
+        now: float,
+        digest: int = 0,
+        *,
+        client: ClientKey = NOBODY,
+        size_bytes: int = 0,
+    ) -> None:
         """Go on with `Described`, or with the error that keeps the tokenizer from loading.
 
         Args:
             digest: of a tokenizer that the model may have had before and that is to be known by
                 then, where the head still has it.
+            client: who waits for it.
+            size_bytes: of what it holds while it waits.
 
         Raises:
             SuperfluidError: as `check`.
+            RateLimited, QueueFull: too much waits already.
         """
-        is_other = digest and self._with_digest(model, digest) is None
-        if is_other and self.source.recall(model, digest, then):
-            return
+        if digest:
+            if (meant := self._with_digest(model, digest)) is not None:
+                then(meant, now)
+                return
+            if self.source.recall(model, digest, then):
+                return
         self.check(model)
         known, failure = self._described.get(model), self._failed.get(model)
         if known is not None and model not in self._stale:
@@ -262,9 +238,10 @@ class TextDesk:
         if failure is not None and not failure.is_over(now):
             then(failure.at(now), now)
             return
-        if failure is not None and model not in self._waiting:
+        is_first = model not in self._waiting
+        self._waiting.add(model, then, client, size_bytes)
+        if failure is not None and is_first:
             self._describe(model)
-        self._waiting.setdefault(model, []).append(then)
 
     def submit(
         self,
@@ -331,76 +308,6 @@ class TextDesk:
         self._outbox.text_job(make(number), job.client)
         return number
 
-    def least_tokens(self, model: ModelName, text_bytes: int) -> int:
-        """As few tokens as a text of so many bytes can have; 0 where that is not known."""
-        longest = self._longest.get(model, 0)
-        return -(-text_bytes // longest) if longest else 0
-
-    def vocabulary(self, model: ModelName, digest: int = 0) -> Sequence[bytes]:
-        """What each token id adds to a text.
-
-        Args:
-            digest: of the tokenizer that is meant; 0 for the one that the model has now.
-
-        Raises:
-            TokenizerUnavailable: there is no description of it.
-        """
-        return self._known(model, digest).vocabulary
-
-    def description(self, model: ModelName, digest: int = 0) -> Described:
-        """A tokenizer.
-
-        Args:
-            digest: of the one that is meant; 0 for the one that the model has now.
-
-        Raises:
-            TokenizerUnavailable: there is no description of it.
-        """
-        return self._known(model, digest)
-
-    def new_answer_text(
-        self, model: ModelName, sampling: SamplingParams, digest: int = 0
-    ) -> AnswerText:
-        """What makes an answer's text of its tokens, from their start.
-
-        Args:
-            digest: of the tokenizer that its ids are of; 0 for the one that the model has now.
-
-        Raises:
-            TokenizerUnavailable: there is no description of it.
-        """
-        known = self._known(model, digest)
-        return AnswerText(known.vocabulary, known.special, sampling.stop, sampling.min_tokens)
-
-    def check_readable(self, model: ModelName, digest: int) -> None:
-        """See that texts of ids of a tokenizer can be made.
-
-        Raises:
-            TokenizerUnavailable: there is no description of it.
-        """
-        self._known(model, digest)
-
-    def _with_digest(self, model: ModelName, digest: int) -> Described | None:
-        known = self._described.get(model)
-        if not digest or (known is not None and known.digest == digest):
-            return known
-        return self._former.get((model, digest))
-
-    def _known(self, model: ModelName, digest: int) -> Described:
-        known = self._with_digest(model, digest)
-        if known is not None:
-            return known
-        if model in self._described:
-            raise TokenizerUnavailable(
-                f"this is of another tokenizer of {model} ({digest:016x}) than the head has now; "
-                f"import the file that {model} was made of before, under this name or on another "
-                "head"
-            )
-        raise TokenizerUnavailable(
-            f"the head has no tokenizer for {model}: no node has given it yet; start a node that "
-            "serves it"
-        )
-
     def _describe(self, model: ModelName) -> None:
         turn = self._asked[model] = self._asked.get(model, 0) + 1
 
@@ -416,7 +323,7 @@ class TextDesk:
                 error = reply if isinstance(reply, SuperfluidError) else Internal("no description")
                 failure = failed_again(error, self._failed.get(model), now)
                 self._failed[model], known = failure, failure.at(now)
-            for waiter in self._waiting.pop(model, []):
+            for waiter in self._waiting.take(model):
                 waiter(known, now)
             if known is reply:
                 self.source.described(model, now)
@@ -425,9 +332,6 @@ class TextDesk:
         self._hand_out(PendingText(then, b"", 0), lambda job: Describe(job=job, folder=folder))
 
     def _note_description(self, model: ModelName, described: Described) -> None:
-        self._keep_former(model)
-        self._described[model] = described
-        self._former.pop((model, described.digest), None)
+        self._note(model, described)
         self._stale.discard(model)
-        self._longest[model] = described.longest
         self._failed.pop(model, None)

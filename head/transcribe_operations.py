@@ -78,7 +78,7 @@ class TranscribeOperations:
             return
         # While the head is new its nodes may not be there yet, and nobody knows of the model.
         try:
-            self._core.texts.when_described(asked.model, begin, now)
+            self._core.texts.when_described(asked.model, begin, now, client=request.client)
         except SuperfluidError as error:
             begin(error, now)
 

@@ -12,6 +12,7 @@ import pytest
 from bus.errors import (
     Invalid,
     ModelIncomplete,
+    NotFound,
     QueueFull,
     SuperfluidError,
     TokenizerUnavailable,
@@ -287,6 +288,18 @@ def test_an_answer_of_a_tokenizer_that_is_gone_is_not_read_by_another(desk: Desk
         desk.desk.check_readable(TOY, 77)
     desk.desk.check_readable(TOY, DIGEST)
     desk.desk.check_readable(TOY, 0)
+
+
+def test_an_answer_is_read_by_a_description_that_is_still_there(desk: Desk) -> None:
+    texts, got = desk.desk, list[Any]()
+    texts.models_found({})
+    texts.when_described(TOY, lambda known, at: got.append(known), 1.0, DIGEST)
+    assert [known.digest for known in got] == [DIGEST]
+    assert texts.new_answer_text(TOY, SamplingParams(), DIGEST).push([72, 105]) == "Hi"
+    with pytest.raises(NotFound):
+        texts.when_described(TOY, lambda known, at: got.append(known), 1.0)
+    with pytest.raises(NotFound):
+        texts.when_described(TOY, lambda known, at: got.append(known), 1.0, NEW_DIGEST)
 
 
 def test_stamps_follow_the_files_of_texts(tmp_path: Path) -> None:
