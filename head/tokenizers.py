@@ -23,7 +23,6 @@ from bus.messages.job_bodies import pack_body
 from bus.messages.text import Described
 from bus.text.tokenizer_export import TOKENIZER_JOB, TokenizerBody, TokenizerIntake
 from bus.timers import Timers
-from head.arrivals import ANY, Arrivals
 from head.fetch_failures import FetchFailures
 from head.fetch_turns import FetchTurns
 from head.fleet import Fleet
@@ -35,6 +34,7 @@ from head.pending_texts import Continue
 from head.texts import TextDesk
 from head.tokenizer_fetch import Fetch
 from head.tokenizer_offers import had_by_any, may_come, offers_of
+from head.tokenizer_patience import TokenizerPatience
 from head.tokenizer_recalls import Recalls
 from head.tokenizer_refusals import (
     files_gone,
@@ -76,15 +76,18 @@ class TokenizerDesk:
         self._jobs = jobs
         self._store = store
         self._timers = timers
-        self._node_wait_s = node_wait_s
         self._fetches: dict[ModelName, Fetch] = {}
         #: What the text desk has of each model.
         self._adopted: dict[ModelName, TokenizerKey] = {}
         self._failures = FetchFailures()
-        #: Models that are waited for while no node has them, and until when.
-        self._patience: dict[ModelName, float] = {}
-        self._arrivals = Arrivals(timers, self._no_more_come)
-        self._arrivals.expect(ANY, now + node_wait_s)
+        self._patience = TokenizerPatience(
+            fleet=fleet,
+            timers=timers,
+            node_wait_s=node_wait_s,
+            now=now,
+            look=self._look,
+            awaited=lambda: texts.awaited,
+        )
         self._turns = FetchTurns[Fetch](self._ask)
         self._settled: list[Callable[[float], None]] = []
         self._recalls = Recalls(texts, store, self._settled.append)
@@ -96,13 +99,13 @@ class TokenizerDesk:
     def node_changed(self, node: Node, now: float) -> None:
         """A node's link or the models on it have changed."""
         if not node.up:
-            self._arrivals.expect(ANY, now + self._node_wait_s)
+            self._patience.node_gone(now)
         for model in list(node.models):
             self._look(model, now)
 
     def expect(self, model: ModelName, until_s: float) -> None:
         """A stored answer goes on when a node comes back with its model, until then at least."""
-        self._arrivals.expect(model, until_s)
+        self._patience.expect(model, until_s)
         self.begin(model)
 
     def folders_changed(self, now: float) -> None:
@@ -134,7 +137,7 @@ class TokenizerDesk:
             self._start(Fetch(kept, TokenizerIntake(kept.text_digest)))
             return None
         known = not offers and may_come(self._fleet, model)
-        if known or self._is_due(model, is_offered=bool(offers)):
+        if known or self._patience.is_due(model, is_offered=bool(offers)):
             # As soon as the time is known.
             self._timers.at(0.0, partial(self._look, model))
             return None
@@ -189,7 +192,7 @@ class TokenizerDesk:
             return
         self._cancel(model, now)
         if self._has_room(model) and (made := self._choose(offers, now)) is not None:
-            self._patience.pop(model, None)
+            self._patience.over(model)
             self._start(made, now)
             return
         self._wait(model, now, is_offered=bool(offers))
@@ -203,30 +206,12 @@ class TokenizerDesk:
                 return Fetch(key, TokenizerIntake(key.text_digest), node, node.incarnation)
         return None
 
-    def _is_due(self, model: ModelName, *, is_offered: bool) -> bool:
-        """Whether a node of which nothing is known may come, and give a model's tokenizer."""
-        arrivals = self._arrivals
-        return arrivals.is_promised(model) or (not is_offered and arrivals.are_due(model))
-
-    def _no_more_come(self, model: ModelName, now: float) -> None:
-        for waiting in self._texts.awaited if model == ANY else (model,):
-            self._look(waiting, now)
-
     def _wait(self, model: ModelName, now: float, *, is_offered: bool) -> None:
         """Nothing is fetched of a model: what waits for it does so for a bounded time."""
         if model not in self._texts.awaited:
-            self._patience.pop(model, None)
-            return
-        if may_come(self._fleet, model):
-            if model not in self._patience:
-                self._patience[model] = now + self._node_wait_s
-                self._timers.at(self._patience[model], partial(self._look, model))
-            if now < self._patience[model]:
-                return
-        if self._is_due(model, is_offered=is_offered):
-            return  # Until `_no_more_come`.
-        self._patience.pop(model, None)
-        self._texts.give_up(model, self._why_not(model), now)
+            self._patience.over(model)
+        elif not self._patience.lasts(model, now, is_offered=is_offered):
+            self._texts.give_up(model, self._why_not(model), now)
 
     def _has_room(self, model: ModelName) -> bool:
         """Whether one more may be fetched; those that no node serves make room.
@@ -364,7 +349,7 @@ class TokenizerDesk:
                 if is_new:
                     self._store.confirm(key)
                 self._forget(fetch)
-                self._patience.pop(key.model, None)
+                self._patience.over(key.model)
                 if fetch.node is not None:
                     self._failures.remove(key.model, fetch.node.identity)
                 self._adopted[key.model] = key
