@@ -12,6 +12,7 @@ from bus.version import __version__
 from head.fleet import Fleet
 from head.fleet_node import DialedAddress, Node
 from head.texts import TextDesk
+from head.weights import Weights
 
 if TYPE_CHECKING:
     from head.operation import Core
@@ -69,7 +70,8 @@ def nodes(
         if node.up
         for status in node.models.values()
     }
-    return [_node(node, now, digest, theirs) for node in in_order]
+    weights = Weights(in_order)
+    return [_node(node, now, digest, theirs, weights) for node in in_order]
 
 
 def dialed(addresses: Iterable[DialedAddress]) -> list[dict[str, Any]]:
@@ -90,6 +92,7 @@ def _node(
     now: float,
     digest: Callable[[ModelName], int],
     theirs: Collection[tuple[ModelName, int]],
+    weights: Weights,
 ) -> dict[str, Any]:
     return {
         "identity": node.identity,
@@ -113,7 +116,11 @@ def _node(
         },
         "models": [
             _model_on_node(
-                node, status, wanted, is_odd=wanted != 0 and (status.name, wanted) not in theirs
+                node,
+                status,
+                wanted,
+                is_odd=wanted != 0 and (status.name, wanted) not in theirs,
+                weights_problem=weights.problem(node, status),
             )
             for status in node.models.values()
             for wanted in (digest(status.name),)
@@ -138,11 +145,14 @@ def _problem(status: ModelStatus, digest: int, is_odd: bool) -> str:
     )
 
 
-def _model_on_node(node: Node, status: ModelStatus, digest: int, *, is_odd: bool) -> dict[str, Any]:
+def _model_on_node(
+    node: Node, status: ModelStatus, digest: int, *, is_odd: bool, weights_problem: str
+) -> dict[str, Any]:
     return {
         "name": status.name,
         "phase": status.phase,
         "problem": _problem(status, digest, is_odd),
+        "weights_problem": weights_problem,
         "device": status.device,
         "window_tokens": status.window_tokens,
         "lanes_total": status.lanes_total,
@@ -154,6 +164,7 @@ def _model_on_node(node: Node, status: ModelStatus, digest: int, *, is_odd: bool
         "decode_rate": round(status.decode_rate, 3),
         "prefill_rate": round(status.prefill_rate, 3),
         "tokenizer_digest": f"{status.tokenizer_digest:016x}",
+        "weights_digest": f"{status.weights_digest:016x}",
         "numerics": status.numerics,
         "worker": status.worker,
         "worker_phase": status.worker_phase,

@@ -153,7 +153,8 @@ def node_row(node: Mapping[str, Any], local: Mapping[str, str]) -> dict[str, Any
         }
     used = sum(model.get("lanes_used", 0) for model in models)
     total = sum(model.get("lanes_total", 0) for model in models)
-    wrong = [m["problem"] for m in models if m.get("problem")]
+    kinds = ("problem", "weights_problem")
+    wrong = [model[kind] for model in models for kind in kinds if model.get(kind)]
     return {
         **node,
         _LOCAL_COLUMN: local.get(node["identity"]),

@@ -17,7 +17,9 @@ from tests.harness.memory_parts import DIGEST
 OTHER = ModelName("other")
 
 
-def status(model: ModelName, digest: int = DIGEST, numerics: str = "same") -> ModelStatus:
+def status(
+    model: ModelName, digest: int = DIGEST, numerics: str = "same", weights_digest: int = 0
+) -> ModelStatus:
     return ModelStatus(
         name=model,
         phase="ready",
@@ -26,7 +28,17 @@ def status(model: ModelName, digest: int = DIGEST, numerics: str = "same") -> Mo
         tokenizer_digest=digest,
         worker=WorkerIncarnation(1),
         numerics=NumericsId(numerics),
+        weights_digest=weights_digest,
     )
+
+
+def weights_problems(bench: Bench, model: ModelName) -> dict[str, str]:
+    return {
+        name: each["weights_problem"]
+        for name, node in nodes(bench).items()
+        for each in node["models"]
+        if each["name"] == model
+    }
 
 
 def link(bench: Bench, number: int, name: str, *models: ModelStatus) -> None:
@@ -155,6 +167,28 @@ def test_a_text_that_went_by_another_tokenizer_goes_to_no_node_of_the_old_one() 
     bench.wait(60.0)
     assert len(bench.on(2, GenerateReq)) == 1
     assert "".join(each["text"] for each in bench.events("token")) == "Hi"
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+
+def test_a_node_report_says_who_has_other_weights_under_one_name(bench: Bench) -> None:
+    link(bench, 1, "n1", status(TOY, weights_digest=7), status(OTHER, weights_digest=1))
+    link(bench, 2, "n2", status(TOY, weights_digest=7), status(OTHER, weights_digest=1))
+    link(bench, 3, "n3", status(TOY, weights_digest=0), status(OTHER))
+    for model in (TOY, OTHER):
+        assert weights_problems(bench, model) == {"n1": "", "n2": "", "n3": ""}
+    link(bench, 4, "n4", status(TOY, weights_digest=8))
+    found = weights_problems(bench, TOY)
+    assert found["n4"] == (
+        "its weights of toy (0000000000000008) are others than those on n1, n2, so what a request "
+        "gets depends on its node; import the same file on all, or give one of them another name"
+    )
+    assert "(0000000000000007) are others than those on n4, so" in found["n1"]
+    assert found["n3"] == ""
+    assert nodes(bench)["n4"]["models"][0]["weights_digest"] == "0000000000000008"
+    bench.down(4)
+    assert weights_problems(bench, TOY)["n1"] == ""
 
 
 # --- numerics -------------------------------------------------------------------------------------
