@@ -10,13 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from tokenizers import Tokenizer
-
 from bus.errors import Invalid, ModelIncomplete
 from bus.text.control_pieces import without_control_pieces
 from bus.text.detokenizer import Detokenizer
 from bus.text.encodings import Encodings
 from bus.text.escaping import Escaper
+from bus.text.library import LibraryTokenizer
 from bus.text.model_files import ModelFiles, read_model_files
 from bus.text.token_bound import longest_token
 from bus.text.token_texts import token_pattern
@@ -41,8 +40,10 @@ class TextModel:
         self.files = files
         self._encodings = encodings
         try:
-            self._tokenizer = _opened(files.tokenizer)
+            self._tokenizer = LibraryTokenizer(files.tokenizer, files.name)
             self._layout: dict[str, Any] = json.loads(files.tokenizer)
+        except ModelIncomplete:
+            raise
         except Exception as error:
             raise ModelIncomplete(
                 f"the tokenizer of model {files.name} can not be read ({error}); "
@@ -50,7 +51,7 @@ class TextModel:
             ) from error
         self._added = {
             token: (added.content, bool(added.special))
-            for token, added in self._tokenizer.get_added_tokens_decoder().items()
+            for token, added in self._tokenizer.added_tokens().items()
         }
         self.special = tuple(sorted(t for t, (_, special) in self._added.items() if special))
         self.bos = self._named_id("bos_token") if files.bos_id is None else files.bos_id
@@ -71,7 +72,7 @@ class TextModel:
     def vocabulary(self) -> tuple[bytes, ...]:
         """What each id adds to the text."""
         return vocabulary_bytes(
-            self._tokenizer.get_vocab(True), self._added, self._layout.get("decoder")
+            self._tokenizer.vocabulary(), self._added, self._layout.get("decoder")
         )
 
     @cached_property
@@ -91,7 +92,7 @@ class TextModel:
             return False
         if self.files.add_bos is not None:
             return self.files.add_bos
-        made = self._tokenizer.encode("a", add_special_tokens=True).ids
+        made = self._tokenizer.encode("a", parse_special=True, add_special_tokens=True).ids
         return bool(made) and made[0] == self.bos
 
     @cached_property
@@ -122,8 +123,7 @@ class TextModel:
             Invalid: the text is no Unicode text.
         """
         _check_unicode(text)
-        self._plain.encode_special_tokens = True
-        ids: list[int] = self._plain.encode(text, add_special_tokens=True).ids
+        ids: list[int] = self._plain.encode(text, parse_special=False, add_special_tokens=True).ids
         return ids
 
     def encode_rendered(
@@ -174,8 +174,7 @@ class TextModel:
 
     def _named_id(self, name: str) -> int | None:
         text = self.files.named_tokens.get(name)
-        found: int | None = None if text is None else self._tokenizer.token_to_id(text)
-        return found
+        return None if text is None else self._tokenizer.token_id(text)
 
     def _with_bos(self, ids: list[int]) -> list[int]:
         if not self.wants_bos or self.bos is None or (ids and ids[0] == self.bos):
@@ -188,8 +187,7 @@ class TextModel:
         tokenizer = self._tokenizer if parse_special else self._plain
 
         def encode(text: str) -> list[int]:
-            tokenizer.encode_special_tokens = not parse_special
-            ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+            ids: list[int] = tokenizer.encode(text, parse_special=parse_special).ids
             return ids
 
         return self._kept("special" if parse_special else "plain", text, encode)
@@ -206,9 +204,10 @@ class TextModel:
         return without_control_pieces(self._layout)
 
     @cached_property
-    def _plain(self) -> Any:
+    def _plain(self) -> LibraryTokenizer:
         """A tokenizer for texts that no control token is in."""
-        return self._tokenizer if self._plain_text is None else _opened(self._plain_text)
+        plain = self._plain_text
+        return self._tokenizer if plain is None else LibraryTokenizer(plain, self.files.name)
 
     @cached_property
     def _content(self) -> bytes:
@@ -223,8 +222,7 @@ class TextModel:
             pattern, tokens = self._cuts
             found = ((tokens[match[0]], match.span()) for match in pattern.finditer(text))
             return [(token, place) for token, place in found if token in special]
-        self._tokenizer.encode_special_tokens = False
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        encoding = self._tokenizer.encode(text, parse_special=True)
         return [
             (token, (start, end))
             for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
@@ -239,7 +237,7 @@ class TextModel:
         None where only the tokenizer itself can tell: a token takes white space along, stands for
         whole words only, or is looked for in the normalised text.
         """
-        added = self._tokenizer.get_added_tokens_decoder()
+        added = self._tokenizer.added_tokens()
         first = {token: found for token, found in added.items() if not found.normalized}
         odd = any(one.single_word or one.lstrip or one.rstrip for one in first.values())
         if odd or not first.keys() >= set(self.special):
@@ -256,14 +254,13 @@ class TextModel:
         _check_unicode(text)
 
         def encode(text: str) -> list[int]:
-            continuing.encode_special_tokens = True
-            ids: list[int] = continuing.encode(text, add_special_tokens=False).ids
+            ids: list[int] = continuing.encode(text, parse_special=False).ids
             return ids
 
         return self._kept("stretch", text, encode)
 
     @cached_property
-    def _continuing(self) -> Any | None:
+    def _continuing(self) -> LibraryTokenizer | None:
         """A tokenizer for stretches that begin no text, where the model's own would add a space."""
         layout = json.loads(self._plain_text or self.files.tokenizer)
         changed = [
@@ -271,15 +268,9 @@ class TextModel:
         ]
         for step in changed:
             step["prepend_scheme"] = "never"
-        return _opened(json.dumps(layout)) if changed else None
-
-
-def _opened(text: str) -> Any:
-    """A tokenizer that neither cuts nor fills up: a cut prompt would be a wrong one."""
-    tokenizer: Any = Tokenizer.from_str(text)
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
+        if not changed:
+            return None
+        return LibraryTokenizer(json.dumps(layout), self.files.name)
 
 
 def _pre_tokenizers(layout: dict[str, Any]) -> list[dict[str, Any]]:
