@@ -48,6 +48,7 @@ help:
 	@echo "make odd-requests  10,000 odd requests, drawn from SEED=, against a live worker and a head"
 	@echo "make constraints   JSON Schemas of the public test suite against constrained output"
 	@echo "make report-wer    word error rates of Whisper here and of an independent float32 reference"
+	@echo "make report-wer SPEED=1  only how much of its time a talk takes here"
 	@echo "make report-toolcalls  recorded tool calls of nine model families, whole and in pieces"
 	@echo "make bench-engine  tokens/s of the engine    make bench-fleet  the fleet against the engine"
 	@echo "make bench-fleet HEAD=1  the head alone, against nodes without models; QUICK=1: a tenth of it"
@@ -124,7 +125,7 @@ constraints: $(STAMP_DEV)
 	@$(BIN)/python -m tests.constraints
 
 report-wer: $(STAMP_DEV)
-	@$(BIN)/python -m bench.word_errors
+	@$(BIN)/python -m bench.word_errors $(if $(SPEED),--speed)
 
 report-toolcalls: $(STAMP_DEV)
 	@$(BIN)/python -m tests.toolcalls
