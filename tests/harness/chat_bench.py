@@ -11,7 +11,7 @@ from bus.errors import SuperfluidError
 from bus.ids import unpack_ids
 from bus.messages.api import MARK, encode_body
 from bus.messages.link import AppendContent, GenerateReq
-from bus.messages.text import Encoded, TextFailed
+from bus.messages.text import Description, Encoded, TextFailed
 from head.effects import Persist
 from head.rows import StoredState
 from head.text.jobs import TextJobs
@@ -100,6 +100,8 @@ class ChatBench(Bench):
             return TextFailed(
                 job=job.job, code=error.code, message=error.message, param=error.param or ""
             )
+        if isinstance(reply, Description):
+            reply = reply.unpacked()
         if isinstance(reply, Encoded):
             self.fresh_bytes += reply.fresh_bytes
         return self.with_digest(reply)
