@@ -3,7 +3,8 @@
 Every line on stdout is a JSON object:
 
     {"event": "progress", "step": ..., "done": n, "total": m}
-    {"event": "model", "name": ..., "path": ..., ...}     of `ls`, one a folder; of `check`, `show`
+    {"event": "model", "name": ..., "path": ..., ...}     of `ls`, one a folder; of `check`, `show`,
+                                                           `sizes`
     {"event": "done", "path": ...}
     {"event": "error", "code": ..., "message": ...}
 
@@ -18,6 +19,7 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,6 +27,7 @@ from typing import Any
 from agent.models.examine import describe_folder, examine
 from agent.models.folder import ModelFolder
 from agent.models.foreign_files import has_safetensors, is_foreign
+from agent.models.layer_sizes import layer_sizes
 from agent.models.pull import default_cache, pull
 from agent.models.registry import Unusable, find_model, list_models, remove_model
 from agent.models.sources import known_names
@@ -133,6 +136,17 @@ def run_show(arguments: argparse.Namespace) -> Path:
     return folder.path
 
 
+def run_sizes(arguments: argparse.Namespace) -> Path:
+    """`sizes PATH`: prints what each part of a decoder takes; reads no weights."""
+    path: Path = arguments.path
+    try:
+        found = layer_sizes(path)
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
+    emit("model", **asdict(found))
+    return path
+
+
 def run_rm(arguments: argparse.Namespace) -> Path:
     """`rm DIR NAME`: gives the path that is gone."""
     return remove_model(arguments.models, arguments.name)
@@ -208,6 +222,9 @@ def _parser() -> argparse.ArgumentParser:
     add.add_argument("--verify", action="store_true", help="compare a folder's hashes too")
     _add_variant(add)
     add.set_defaults(run=run_check)
+    add = commands.add_parser("sizes", help="say what each layer of a model takes")
+    add.add_argument("path", type=Path, help="a model folder or a GGUF file")
+    add.set_defaults(run=run_sizes)
     add = commands.add_parser("show", help="describe a model folder")
     add.add_argument("models", type=Path)
     add.add_argument("name")
