@@ -31,6 +31,7 @@ MARK = "\U0010ffff"
 
 #: From where to where a control token reaches.
 Span = tuple[int, int]
+_ESCAPED = re.compile(f"[{chr(_FIRST)}-{chr(_LAST)}]")
 _PRIVATE = f"[{chr(_FIRST)}-{MARK}]"
 _BESIDE_PRIVATE = re.compile(f"({_PRIVATE}+)")
 
@@ -40,6 +41,8 @@ class _Tables:
     """What is looked for, of one model's control tokens."""
 
     special: tuple[str, ...]
+    #: All of them in one text; what is between them is in no other.
+    every: str
     longest: int
     #: Beginnings and ends of control tokens, without the whole ones.
     begins: frozenset[str]
@@ -57,6 +60,7 @@ def _tables(texts: tuple[str, ...]) -> _Tables:
     tokens = token_pattern(special)
     return _Tables(
         special=special,
+        every=MARK.join(special),
         longest=len(special[0]) if special else 0,
         begins=frozenset(begin for begin, _ in cuts),
         ends=frozenset(end for _, end in cuts),
@@ -87,11 +91,13 @@ class Escaper:
         self._tokens = tables.tokens
         self._sensitive = tables.characters
         self._special = tables.special
+        self._every = tables.every
         self._longest = tables.longest
         self._begins = tables.begins
         self._ends = tables.ends
         self._found = tables.found
         self._characters: dict[str, str] = {}
+        self._originals: dict[str, str] = {}
 
     @property
     def used(self) -> bool:
@@ -104,7 +110,7 @@ class Escaper:
 
     def escape(self, text: str) -> str:
         """The text with all escaped that could become part of a control token."""
-        if 0 < len(text) <= self._longest and any(text in special for special in self._special):
+        if 0 < len(text) <= self._longest and text in self._every:
             return self._character(text)
         return self.escape_value(text)
 
@@ -169,10 +175,10 @@ class Escaper:
 
     def restore(self, text: str) -> str:
         """The text with all escapes turned back."""
-        if not self._characters:
+        originals = self._originals
+        if not originals:
             return text
-        back = {character: original for original, character in self._characters.items()}
-        return re.sub(f"[{''.join(back)}]", lambda found: back[found[0]], text)
+        return _ESCAPED.sub(lambda found: originals.get(found[0], found[0]), text)
 
     def _character(self, text: str) -> str:
         if text not in self._characters:
@@ -184,6 +190,7 @@ class Escaper:
                     param="messages",
                 )
             self._characters[text] = chr(code)
+            self._originals[chr(code)] = text
         return self._characters[text]
 
     def _overlap_at_start(self, text: str) -> int:

@@ -11,6 +11,8 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from head.text.opened import common_start
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalledChat:
@@ -41,25 +43,16 @@ def after_calls(chat: CalledChat, special: Collection[str], ends: Collection[str
         None where it can not be told from the calls.
     """
     whole = chat.whole
-    called = _common(whole, chat.other_calls)
+    called = common_start(whole, chat.other_calls)
     texts = "|".join(map(re.escape, sorted(filter(None, ends), key=len, reverse=True)))
-    cut = _before_token(whole, _common(whole, chat.before), special)
+    cut = _before_token(whole, common_start(whole, chat.before), special)
     if cut > called:
         end = re.search(rf"(?:{texts})\s*\Z", whole[:cut]) if texts else None
         return whole[end.start() if end is not None else cut :]
     # The template writes an answer in another way where it is the last message.
-    told = _common(whole, chat.other_results)
+    told = common_start(whole, chat.other_results)
     end = re.search(texts, whole[called:told]) if texts else None
     return None if end is None else whole[called + end.start() :]
-
-
-def _common(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle - 1)
-    return low
 
 
 def _before_token(text: str, place: int, special: Collection[str]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -163,15 +164,20 @@ def _one_by_one(messages: list[Message]) -> Iterator[Message]:
 
 
 def _pairs(message: Message, results: list[Message]) -> Iterator[Message]:
-    content = message["content"]
+    """What else is in the message is said once, with its first call."""
+    lines: dict[Any, deque[int]] = {}
+    for place, result in enumerate(results):
+        lines.setdefault(result.get("tool_call_id"), deque()).append(place)
+    paired = set()
+    rest = message
     for call in message["tool_calls"]:
-        yield {**message, "content": content, "tool_calls": [call]}
-        content = ""
-        answers = [one for one in results if one.get("tool_call_id") == call.get("id")]
-        for one in answers[:1]:
-            results.remove(one)
-            yield one
-    yield from results
+        yield {**rest, "tool_calls": [call]}
+        rest = {"role": "assistant", "content": ""}
+        if line := lines.get(call.get("id")):
+            place = line.popleft()
+            paired.add(place)
+            yield results[place]
+    yield from (result for place, result in enumerate(results) if place not in paired)
 
 
 def _with_short_ids(message: Message) -> Message:

@@ -14,7 +14,8 @@ from typing import Any
 from bus.errors import Invalid, TooLarge
 from bus.fields import kind_of
 from head.json_values import check_json, check_text
-from head.text.tool_messages import Message, check_identifier, name_results, read_call, read_calls
+from head.text.tool_messages import Message, check_identifier, read_call, read_calls
+from head.text.tool_results import name_results
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_MESSAGES = 4096

@@ -7,7 +7,6 @@ own.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,24 +16,17 @@ from bus.messages.text import MAX_TEXT_BYTES
 from bus.text.escaping import MARK, Escaper
 from head.json_values import check_json
 from head.text.after_calls import CalledChat, after_calls
+from head.text.behind_answer import ELSE, check_behind
 from head.text.chat_escaping import MARKED, ChatEscaper
 from head.text.fitting import CALL_FORM, fit
 from head.text.messages import normalise
+from head.text.opened import common_start, opened, unclosed
 from head.text.own_tokens import Rendered, settle
 from head.text.templates import ChatTemplate, Template
 from head.text.tool_messages import Arguments, Message
 
 #: Variables that the head sets; options of a request can not.
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
-#: What opens a part of an answer, and how its end is made of its name.
-_OPENERS = (
-    (re.compile(r"<([A-Za-z_][\w:.-]*)>"), "</{}>"),
-    (re.compile(r"\[([A-Z_]+)\]"), "[/{}]"),
-    (re.compile(r"<\|START_([A-Z_]+)\|>"), "<|END_{}|>"),
-    (re.compile(r"<\|begin_of_(\w+)\|>"), "<|end_of_{}|>"),
-    (re.compile(r"<\|(channel)>"), "<{}|>"),
-    (re.compile(r"<\|open\|>(\w+)<\|sep\|>"), "<|close|>{}<|sep|>"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +119,8 @@ class ChatPrompt:
                 param=where,
             )
         ready = self._ready([*self._messages[:-1], {**last, MARKED: True}])
-        text = self._render_marked(ready)
-        tail = _unclosed(last["content"], "", 0)
+        text = self._render_marked(ready, "end the messages with one of the user instead")
+        tail = unclosed(last["content"], "", 0)
         return Prompt(text.rpartition(MARK)[0], tail or "")
 
     def after_answer(self, special: Collection[str] = (), ends: Collection[str] = ()) -> Prompt:
@@ -139,23 +131,38 @@ class ChatPrompt:
             ends: those of them that end an answer.
 
         Raises:
-            Invalid: there is no answer, or the template leaves it out.
+            Invalid: there is no answer, or the template leaves it out, or what follows it.
         """
         place = max(
             (n for n, m in enumerate(self._messages) if m["role"] == "assistant"), default=-1
         )
         if place < 0:
             raise Invalid("messages has no answer that something could follow", param="messages")
-        if self._messages[place].get("tool_calls"):
-            return self._after_calls(place, special, ends)
-        marked = {"role": "assistant", "content": "", MARKED: True}
-        ready = self._ready([*self._messages[:place], marked, *self._messages[place + 1 :]])
-        text = self._render_marked(ready).rpartition(MARK)[2]
-        return Prompt(text, self._tail(ready, text), begins=False)
 
-    def _after_calls(self, place: int, special: Collection[str], ends: Collection[str]) -> Prompt:
-        """What follows the message at `place`, which has calls."""
-        messages = self._messages
+        def behind(messages: Sequence[Message]) -> tuple[_Ready, str, str]:
+            if messages[place].get("tool_calls"):
+                return self._after_calls(messages, place, special, ends)
+            return self._after_text(messages, place)
+
+        ready, whole, text = behind(self._messages)
+        check_behind(lambda said: self._escaper.restore(behind(said)[2]), self._messages, place)
+        return Prompt(text, self._tail(ready, whole), begins=False)
+
+    def _after_text(self, messages: Sequence[Message], place: int) -> tuple[_Ready, str, str]:
+        """What follows the message at `place`: ready, all that is rendered, and the text."""
+        marked = {"role": "assistant", "content": "", MARKED: True}
+        ready = self._ready([*messages[:place], marked, *messages[place + 1 :]])
+        text = self._render_marked(ready, ELSE).rpartition(MARK)[2]
+        return ready, text, text
+
+    def _after_calls(
+        self,
+        messages: Sequence[Message],
+        place: int,
+        special: Collection[str],
+        ends: Collection[str],
+    ) -> tuple[_Ready, str, str]:
+        """The same where that message has calls."""
         ready = self._ready(messages)
         called = self._ready(messages[: place + 1])
         chat = CalledChat(
@@ -167,11 +174,10 @@ class ChatPrompt:
         text = after_calls(chat, special, ends)
         if text is None:
             raise Invalid(
-                "what follows a call can not be told from it in the model's chat template; send "
-                "the whole conversation instead",
+                f"what follows a call can not be told from it in the model's chat template; {ELSE}",
                 param="messages",
             )
-        return Prompt(text, self._tail(ready, chat.whole), begins=False)
+        return ready, chat.whole, text
 
     def _rendered(self, messages: Sequence[Message]) -> str:
         return self._render(self._ready(messages), add_generation_prompt=True)
@@ -199,14 +205,15 @@ class ChatPrompt:
             closed = self._render(ready, add_generation_prompt=False).rpartition(MARK)[2]
         except Invalid:
             return ""
-        generation = text[_common(text, closed) :]
+        generation = text[common_start(text, closed) :]
         return self._escaper.restore(opened(generation, self._template.look.answer_header))
 
-    def _render_marked(self, ready: _Ready) -> str:
+    def _render_marked(self, ready: _Ready, remedy: str) -> str:
         text = self._render(ready, add_generation_prompt=ready.fitting[-1]["role"] != "assistant")
         if MARK not in text:
             raise Invalid(
-                "the model's chat template leaves the last answer out; it can not be continued",
+                "the model's chat template leaves the last answer out, so nothing can follow it; "
+                f"{remedy}",
                 param="messages",
             )
         return text
@@ -241,52 +248,6 @@ def _with_other(message: Message, key: str) -> Message:
         {**call, "function": {**call["function"], "arguments": other}} for call in message[key]
     ]
     return {**message, key: calls}
-
-
-def opened(generation: str, header: str | None) -> str:
-    """What a generation prompt opened and did not close; empty for nothing.
-
-    Args:
-        generation: all that the template wrote to begin an answer.
-        header: what it writes before an earlier one, if that is known.
-    """
-    common = generation[: _common(generation, header or "")]
-    if common.rfind("<") > common.rfind(">"):
-        common = common[: common.rfind("<")]
-    found = _unclosed(generation, header, len(common))
-    if found is not None:
-        return found
-    rest = generation[len(common) :]
-    return "" if header is None or any(form.search(rest) for form, _ in _OPENERS) else rest
-
-
-def _common(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle - 1)
-    return low
-
-
-def _unclosed(text: str, header: str | None, own: int) -> str | None:
-    """The text from the last opener on that nothing closes.
-
-    Args:
-        header: what begins every answer; what it opens and does not close is no part of one.
-        own: from where on the text is not the header's.
-    """
-    places = []
-    for form, end in _OPENERS:
-        for match in form.finditer(text):
-            close = end.format(match[1])
-            if header is None:
-                begins_one = "think" in match[1].lower()
-            else:
-                begins_one = match.start() >= own or close in header[match.start() :]
-            if begins_one and close not in text[match.end() :]:
-                places.append(match.start())
-    return text[max(places) :] if places else None
 
 
 def _checked(options: Mapping[str, object]) -> Any:

@@ -1,4 +1,4 @@
-"""Calls of tools and their results in chat messages, made into one form.
+"""Calls of tools in chat messages, made into one form.
 
 Clients send the arguments of a call as JSON text, as models write them, or as a map. Of templates,
 some write a map as JSON and some write what they get. `Arguments` serves both: it is a map, and as
@@ -8,7 +8,7 @@ text it is its JSON text.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bus.errors import Invalid
@@ -93,24 +93,6 @@ def read_call(call: object, where: str) -> Message:
     return found
 
 
-def name_results(messages: Iterable[Message]) -> list[Message]:
-    """Messages whose results of tools say which call they answer, and what was called.
-
-    A result without an identifier answers the first call that has none yet.
-    """
-    found: list[Message] = []
-    names: dict[str, str] = {}
-    open_calls: list[Message] = []
-    for message in messages:
-        if message["role"] == "assistant":
-            open_calls = list(message.get("tool_calls", ()))
-            names |= {call["id"]: call["function"]["name"] for call in open_calls if "id" in call}
-        if message["role"] == "tool":
-            message = _named(message, open_calls, names)
-        found.append(message)
-    return found
-
-
 def check_identifier(value: object, where: str) -> str:
     """An identifier of a call, or the name of who speaks.
 
@@ -159,24 +141,6 @@ def _no_object(where: str, why: str) -> Invalid:
         f"{where} is text that is no JSON object{why}; send what was written as content instead",
         param=where,
     )
-
-
-def _named(result: Message, open_calls: list[Message], names: Mapping[str, str]) -> Message:
-    if "tool_call_id" not in result:
-        call = next(_fitting_calls(result, open_calls), None)
-        if call is None:
-            return result
-        open_calls.remove(call)
-        known = {"tool_call_id": call["id"]} if "id" in call else {}
-        return {**result, **known, "name": call["function"]["name"]}
-    identifier = result["tool_call_id"]
-    open_calls[:] = [call for call in open_calls if call.get("id") != identifier]
-    return {"name": names[identifier], **result} if identifier in names else result
-
-
-def _fitting_calls(result: Message, open_calls: Iterable[Message]) -> Iterator[Message]:
-    wanted = result.get("name")
-    return (call for call in open_calls if wanted in (None, call["function"]["name"]))
 
 
 def _empty_or_kind(value: object) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 
 from bus.errors import Invalid, SuperfluidError, TooLarge
 from bus.text.escaping import Escaper
-from head.text.prompts import ChatPrompt, opened
+from head.text.opened import opened
+from head.text.prompts import ChatPrompt
 from head.text.templates import ChatTemplate
 from head.tool_definitions import pack_tools, read_tools
 from tests.fuzz.decoders import Case, Wrong

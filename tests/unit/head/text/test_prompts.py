@@ -10,7 +10,8 @@ import pytest
 
 from bus.errors import Invalid, TooLarge
 from bus.text.escaping import Escaper
-from head.text.prompts import ChatPrompt, Prompt, opened
+from head.text.opened import opened
+from head.text.prompts import ChatPrompt, Prompt
 from head.text.templates import ChatTemplate
 from head.tool_definitions import read_tools
 
