@@ -68,8 +68,11 @@ def model_ended(answer: Answer, texts: TextDesk) -> str:
     return "tool_calls" if reader.calls and not reader.stop else "stop"
 
 
-def names_of_calls(answer: Answer, texts: TextDesk) -> dict[str, str]:
-    """What the calls of an answer call, by their ids; nothing when that is not known."""
+def names_of_calls(answer: Answer, texts: TextDesk, tokens: int) -> dict[str, str]:
+    """What is called in the first tokens of an answer, by the ids of the calls, in order.
+
+    Nothing when that is not known.
+    """
     if answer.channels is None or not answer.channels.tools:
         return {}
     if not texts.vocabulary_size(answer.model, answer.tokenizer_digest):
@@ -78,7 +81,9 @@ def names_of_calls(answer: Answer, texts: TextDesk) -> dict[str, str]:
         reader = answer_reader(answer, texts)
         if not isinstance(reader, AnswerPieces):
             return {}
-        calls = (*reader.push(answer.tokens).calls, *reader.finish(cut=answer.is_cut).calls)
+        first = reader.push(answer.tokens[:tokens]).calls
+        is_cut = answer.is_cut or tokens < len(answer.tokens)
+        calls = (*first, *reader.finish(cut=is_cut).calls)
     except Internal:
         return {}
     return {call.id: call.name for call in calls}

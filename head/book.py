@@ -66,6 +66,11 @@ class AnswerBook:
         found = self._by_session.get(session)
         return found[-1] if found and found[-1].owner == owner else None
 
+    def of_session(self, owner: str, session: SessionId) -> list[Answer]:
+        """The answers of a session, the newest first."""
+        found = reversed(self._by_session.get(session, ()))
+        return [answer for answer in found if answer.owner == owner]
+
     # --- readers ------------------------------------------------------------------------------
 
     def subscribe(self, subscription: Subscription) -> None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgpack
 
 from bus.api_maps import from_map
-from bus.errors import Invalid, TooLarge
+from bus.errors import Invalid, NotFound, TooLarge
 from bus.messages.api import QOS_NAMES, SessionRequest
 from bus.messages.chat import ChatOptions, ChatRequest, SessionChatRequest
 from bus.messages.text import MAX_OPTIONS_BYTES, RenderChat
 from head.answer_operations import LOCAL_OWNER, AnswerOperations, one_choice
 from head.answer_readers import names_of_calls
+from head.answers import Answer
 from head.chat_request import ChatPlan, chat_plan
-from head.chat_turns import messages_behind, with_names
+from head.chat_turns import lack_calls, messages_behind, newest_in, with_calls
 from head.operation import ApiRequest, Core
 from head.sessions import Session
 from head.texts import MakeJob
@@ -65,11 +66,29 @@ class ChatOperations:
         self, session: Session, messages: Sequence[Mapping[str, Any]]
     ) -> list[Mapping[str, Any]]:
         """New messages as they are rendered, behind what stands for the last answer."""
-        latest = self._core.book.by_session(LOCAL_OWNER, session.id)
-        nameless = any(one.get("tool_call_id") and not one.get("name") for one in messages)
-        if nameless and latest is not None:
-            messages = with_names(messages, names_of_calls(latest, self._core.texts))
+        if lack_calls(messages):
+            latest = newest_in(session.context, self._answers_before(session))
+            if latest is not None:
+                messages = with_calls(
+                    messages, names_of_calls(latest[0], self._core.texts, latest[1])
+                )
         return messages_behind(messages)
+
+    def _answers_before(self, session: Session) -> Iterator[Answer]:
+        """Answers of a session and of those that it was forked from, the newest first."""
+        parent: Session | None = session
+        while parent is not None:
+            yield from self._core.book.of_session(LOCAL_OWNER, parent.id)
+            parent = self._parent(parent)
+
+    def _parent(self, session: Session) -> Session | None:
+        """What a session was forked from; None for nothing, or when that is no more."""
+        if session.parent is None:
+            return None
+        try:
+            return self._core.runs.made.find(LOCAL_OWNER, session.parent)
+        except NotFound:
+            return None
 
     def _checked(self, asked: ChatOptions) -> ChatPlan:
         if not asked.messages:

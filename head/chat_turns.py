@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from bus.context import TokenContext
 from bus.errors import Invalid, SuperfluidError
-from bus.ids import PackedIds, unpack_ids
+from bus.ids import PackedIds, count_ids, pack_ids, unpack_ids
+from head.answers import Answer
 from head.sessions import Session
+from head.text.tool_results import Called, OpenCalls, named
 
 #: What stands for all that was said before; nothing of it is in the result.
 _BEFORE: tuple[Mapping[str, Any], ...] = (
@@ -25,6 +28,8 @@ _PLACE = re.compile(r"messages\[([0-9]{1,9})\]")
 #: before all others, where it would be lost; an answer is the model's own.
 _RESULTS = frozenset({"tool", "function"})
 _ROLES = frozenset({"user"}) | _RESULTS
+#: What a result says of its call.
+_OF_CALLS = ("tool_call_id", "name")
 
 
 def messages_behind(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -50,22 +55,49 @@ def messages_behind(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, 
     return [_BEFORE[0], answer, *messages]
 
 
-def with_names(
-    messages: Sequence[Mapping[str, Any]], names: Mapping[str, str]
+def lack_calls(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a result of a tool does not say which call it answers, and what was called."""
+    return any(
+        _is_result(message) and not all(message.get(key) for key in _OF_CALLS)
+        for message in messages
+    )
+
+
+def with_calls(
+    messages: Sequence[Mapping[str, Any]], calls: Mapping[str, str]
 ) -> list[Mapping[str, Any]]:
-    """Messages whose results of tools say what was called, as some templates want it.
+    """Messages whose results of tools say that, as far as it is known.
 
     Args:
-        names: what was called, by the ids of the calls.
+        calls: what the last answer called, by the ids of its calls, in order.
     """
+    waiting = OpenCalls(Called(name, ident) for ident, name in calls.items())
     return [
-        {**message, "name": names[ident]}
-        if isinstance(ident := message.get("tool_call_id"), str)
-        and ident in names
-        and message.get("name") is None
-        else message
+        named(result, waiting, calls) if (result := _readable(message)) is not None else message
         for message in messages
     ]
+
+
+def newest_in(context: TokenContext, answers: Iterable[Answer]) -> tuple[Answer, int] | None:
+    """The first answer of which a context has tokens, and how many; None when it has of none.
+
+    Args:
+        answers: of the session, and of those that it was forked from; the newest first.
+    """
+    for answer in answers:
+        begin, end = answer.prompt_tokens, answer.context_tokens
+        kept = context.slice(begin, end)
+        if kept and kept == pack_ids(answer.tokens[: count_ids(kept)]):
+            return answer, count_ids(kept)
+    return None
+
+
+def _readable(message: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A result without what is null in it; None for what is no result, or a wrong one."""
+    found = {key: value for key, value in message.items() if value is not None}
+    if not _is_result(message) or not all(isinstance(found.get(key, ""), str) for key in _OF_CALLS):
+        return None
+    return found
 
 
 def _is_result(message: Mapping[str, Any]) -> bool:

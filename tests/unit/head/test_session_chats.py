@@ -132,6 +132,99 @@ def test_results_say_what_was_called_where_the_template_wants_it(tmp_path: Path)
     assert "<|im_start|>tool\ntool: Red<|im_end|>" in again.context()
 
 
+def test_results_without_identifiers_are_of_the_calls_in_their_order(tmp_path: Path) -> None:
+    talk = named_results(tmp_path)
+    both = f'{OSLO}\n<tool_call>\n{{"name": "now", "arguments": {{}}}}\n</tool_call>'
+    first = talk.turn(user("Weather?"), answer=both, tools=TOOLS)
+    talk.turn(result("Grey"), result("12 h", name=None), tools=TOOLS)
+    assert (
+        "<|im_start|>tool\nweather: Grey<|im_end|>\n<|im_start|>tool\nnow: 12 h" in talk.context()
+    )
+    # As the whole of it is rendered.
+    calls = [{"name": call["name"]} for call in talk.bench.pieces(first)["calls"]]
+    said = [user("x"), {"role": "assistant", "tool_calls": calls}, result("Grey"), result("12 h")]
+    assert "tool\nweather: Grey<|im_end|>\n<|im_start|>tool\nnow: 12 h" in _rendered(
+        talk.bench, said
+    )
+    # One more than there are calls, and one by its name.
+    talk.turn(user("Again?"), answer=both, tools=TOOLS)
+    talk.turn(result("1 h", name="now"), result("Red"), result("Blue"), tools=TOOLS)
+    assert talk.context().endswith(
+        "tool\nnow: 1 h<|im_end|>\n<|im_start|>tool\nweather: Red<|im_end|>\n<|im_start|>tool\n"
+        "tool: Blue<|im_end|>\n<|im_start|>assistant\nJa.<|im_end|>"
+    )
+
+
+def test_results_in_a_fork_are_of_the_calls_before_it(tmp_path: Path) -> None:
+    talk = named_results(tmp_path)
+    first = talk.turn(user("Weather?"), answer=OSLO, tools=TOOLS)
+    (call,) = talk.bench.pieces(first)["calls"]
+    fork = Conversation(
+        talk.bench, talk.bench.call("session.fork", session=talk.session)["session"]
+    )
+    # The other one goes on meanwhile.
+    talk.turn(result("Red"), answer=OSLO.replace("weather", "now"), tools=TOOLS)
+    inner = talk.bench.call("session.fork", session=fork.session)["session"]
+    fork.turn(result("Grey", tool_call_id=call["id"]), tools=TOOLS)
+    assert "<|im_start|>tool\nweather: Grey<|im_end|>" in fork.context()
+    again = talk.bench.restarted()
+    nested = Conversation(again, inner)
+    nested.turn(result("Blue"), tools=TOOLS)
+    assert "<|im_start|>tool\nweather: Blue<|im_end|>" in nested.context()
+
+
+def test_results_in_a_fork_of_a_part_are_of_the_calls_in_it(tmp_path: Path) -> None:
+    talk = named_results(tmp_path)
+    talk.turn(user("Weather?"), answer=f"{OSLO}\n{OSLO}", tools=TOOLS)
+    begin = talk.bench.last(GenerateReq).prompt_tokens
+    for offset, names in ((begin, ["tool", "tool"]), (begin + len(OSLO), ["weather", "tool"])):
+        forked = talk.bench.call("session.fork", session=talk.session, offset=offset)
+        fork = Conversation(talk.bench, forked["session"])
+        fork.turn(result("Grey"), result("Red"), tools=TOOLS)
+        told = [f"<|im_start|>tool\n{name}: " for name in names]
+        assert f"{told[0]}Grey<|im_end|>\n{told[1]}Red<|im_end|>" in fork.context()
+
+
+def test_a_turn_that_is_not_kept_has_no_results(tmp_path: Path) -> None:
+    talk = named_results(tmp_path)
+    talk.turn(user("Weather?"), answer=OSLO, tools=TOOLS)
+    talk.bench.send("session.generate", session=talk.session, keep_output=False, max_new=9)
+    talk.bench.answer(talk.bench.last(GenerateReq), "Nothing.")
+    talk.turn(result("Grey"), tools=TOOLS)
+    assert "<|im_start|>tool\nweather: Grey<|im_end|>" in talk.context()
+
+
+def named_results(folder: Path) -> Conversation:
+    """With a template that says what was called."""
+    template = CHATML.replace("{{ message.content }}", "{{ message.name }}: {{ message.content }}")
+    return Conversation(ChatBench(chat_folder(folder / "toy", template)))
+
+
+def result(content: str, **more: Any) -> dict[str, Any]:
+    return {"role": "tool", "content": content, **more}
+
+
+@pytest.mark.parametrize(
+    ("loop", "says"),
+    [
+        ("messages | reverse", "messages[0] would be lost"),
+        ("messages[:3]", "messages[1] would be lost"),
+        ("messages + messages[:1]", "what was said before"),
+    ],
+    ids=["back", "first three", "again"],
+)
+def test_a_template_that_puts_messages_elsewhere_is_refused(
+    tmp_path: Path, loop: str, says: str
+) -> None:
+    template = CHATML.replace("in messages", f"in {loop}")
+    talk = Conversation(ChatBench(chat_folder(tmp_path / "toy", template)))
+    talk.turn(user("First"))
+    before = talk.ids()
+    error = talk.refused(user("Second"), user("Third"))
+    assert (error["code"], says in error["message"]) == ("invalid", True)
+    assert talk.ids() == before
+
+
 def test_an_answer_that_ends_with_its_one_call_is_ended_before_the_results(
     talk: Conversation,
 ) -> None:
