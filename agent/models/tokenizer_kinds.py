@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from agent.models.text_cuts import CUTS
-from agent.models.vocabulary_source import NORMAL, VocabularySource, word_pieces
+from agent.models.vocabulary_source import CONTROL, NORMAL, VocabularySource, word_pieces
 
 _SPACE = "\u2581"
 
@@ -81,8 +81,12 @@ def _ids(source: VocabularySource) -> dict[str, int]:
 
 
 def _merges(source: VocabularySource) -> list[tuple[str, str]]:
+    """Those of the file, but none that makes a control token: a user could write it."""
+    control = {
+        text for text, kind in zip(source.tokens, source.kinds, strict=True) if kind == CONTROL
+    }
     pairs = (merge.split(" ", 1) for merge in source.merges)
-    return [(left, right) for left, right in pairs]
+    return [(left, right) for left, right in pairs if left + right not in control]
 
 
 def _over_characters(

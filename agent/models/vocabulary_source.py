@@ -7,7 +7,8 @@ of merges; `bert` is WordPiece.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -58,6 +59,10 @@ _FILL_TEXTS = frozenset(
         ),
     )
 )
+#: How control tokens are written, and ordinary words are not.
+_CONTROL_FORM = re.compile(r"<.+>|\[.+\]|\|.+\|", re.DOTALL)
+#: Names of ids that begin or end a sequence or a turn.
+_ENDS = ("bos", "eos", "eot", "eom")
 #: Named ids where the file names none, by kind, as the programs that made such files had them.
 _DEFAULT_IDS: Mapping[str, Mapping[str, int]] = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
@@ -125,7 +130,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> VocabularySource:
     kind = str(get("model"))
     pre = str(get("pre", "default"))
     named = _named_ids(get, kind, len(tokens))
-    kinds = _true_kinds(tokens, kinds, {token for token in named.values() if token is not None})
+    kinds = _true_kinds(tokens, kinds, named)
     bos, eos = named["bos"], named["eos"]
     template = metadata.get("tokenizer.chat_template")
     source = VocabularySource(
@@ -217,18 +222,28 @@ def _adds_bos(get: _Getter, kind: str, pre: str) -> bool:
     return bool(get("add_bos_token", kind == "llama" or (pre in CUTS and CUTS[pre].add_bos)))
 
 
-def _true_kinds(tokens: Sequence[str], kinds: Sequence[int], named: Container[int]) -> list[int]:
+def _true_kinds(
+    tokens: Sequence[str], kinds: Sequence[int], named: Mapping[str, int | None]
+) -> list[int]:
     """The type of each token: files call many a control token something else.
 
-    One that is found in any text before merging (`USER_DEFINED`) must be none that begins, ends
-    or cuts a sequence, or a user could write it.
+    One that is found in any text before merging (`USER_DEFINED`), or made of its letters
+    (`NORMAL`), must be none that begins, ends or cuts a sequence, or a user could write it.
+
+    Args:
+        named: the ids that the file names.
     """
+    special = set(named.values())
+    ends = {named[name] for name in _ENDS}
 
     def is_control(index: int, kind: int) -> bool:
         text = tokens[index] if index < len(tokens) else ""
         is_tag = text in _TAGS and index > _LAST_END_ID
         cuts = (text in END_TEXTS and not is_tag) or text in _FILL_TEXTS
-        return kind == UNKNOWN or (kind == USER_DEFINED and (index in named or cuts))
+        if kind == NORMAL:
+            # A wrong id may name an ordinary word; then that stays one.
+            return cuts or (index in ends and _CONTROL_FORM.fullmatch(text) is not None)
+        return kind == UNKNOWN or (kind == USER_DEFINED and (index in special or cuts))
 
     return [CONTROL if is_control(index, kind) else kind for index, kind in enumerate(kinds)]
 

@@ -201,7 +201,21 @@ class TextModel:
     @cached_property
     def _plain_text(self) -> str | None:
         """The tokenizer.json of `_plain`, where it is another one."""
-        return without_control_pieces(self._layout)
+        return without_control_pieces(self._layout, self._writable)
+
+    @property
+    def _writable(self) -> set[str]:
+        """Texts of control tokens that become those tokens even where they are taken for text."""
+        text = "\n".join(f"{one} a{one}a" for one in self.special_texts)
+        encoding = self._tokenizer.encode(text, parse_special=False)
+        special = set(self.special)
+        made = {
+            (self._added[token][0], text[start:end])
+            for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
+            if token in special
+        }
+        # What no piece covers may become the id of a special "unknown", too.
+        return {control for control, letters in made if control in letters}
 
     @cached_property
     def _plain(self) -> LibraryTokenizer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import gguf
@@ -14,7 +15,10 @@ from agent.models.tokenizer import build_tokenizer, tokenizer_config
 from agent.models.toy import byte_symbols, vocabulary
 from agent.models.vocabulary_source import read_vocabulary
 from bus.errors import Invalid
+from bus.text.escaping import Escaper
+from bus.text.tokenizer import TextModel
 from tests.harness.models import smollm2_folder, smollm2_gguf
+from tests.harness.tokenizers import SPACE, text_folder
 
 
 def byte_level(pre: str, merges: list[str], **more: Any) -> dict[str, Any]:
@@ -79,6 +83,71 @@ def test_end_tokens_that_a_user_could_write_are_control_tokens() -> None:
     assert tokenizer.encode("<|im_end|><b>").ids == list(b"<|im_end|><b>")
     tokenizer.encode_special_tokens = False
     assert tokenizer.encode("<|im_end|><b>").ids == [256, 257]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_end_tokens_that_a_file_calls_ordinary_are_control_tokens(
+    kind: str, tmp_path: Path
+) -> None:
+    begin, end, turn = "<s>", "</s>", "<|eot_id|>"
+    metadata = _ordinary_ends(kind, [begin, end, turn])
+    source = read_vocabulary(metadata)
+    ids = [source.tokens.index(text) for text in (begin, end, turn)]
+    assert [source.kinds[token] for token in ids] == [3, 3, 3]
+    assert set(source.eos_ids) == set(ids[1:])
+    config = tokenizer_config(source, 64)
+    folder = text_folder(tmp_path, build_tokenizer(source), config=config)
+    model = TextModel.open(folder)
+    for text in (begin, end, turn, f"a {end} b", f"{begin}x{turn}"):
+        written = model.encode(text, add_special=False)
+        assert not set(ids) & set(written)
+        assert model.decode(written, skip_special=True) == text
+        escaper = Escaper(model.special_texts)
+        rendered = f"{begin}{escaper.escape(text)}{end}"
+        found = model.encode_rendered(rendered, escaper, add_special=False)
+        assert [token for token in found if token in ids] == ids[:2]
+    assert model.encode(f"{begin}{end}{turn}", add_special=False, parse_special=True) == ids
+
+
+def _ordinary_ends(kind: str, ends: list[str]) -> dict[str, Any]:
+    """A vocabulary that calls its ends ordinary, and makes them of their letters."""
+    steps = {"<s>": ["< s", "<s >"], "</s>": ["< /", "</ s", "</s >"]}
+    steps["<|eot_id|>"] = ["< |", "| >", "<| e", "<|e o", "<|eo t", "<|eot _", "<|eot_ i"]
+    steps["<|eot_id|>"] += ["<|eot_i d", "<|eot_id |>"]
+    merges = list(dict.fromkeys(merge for text in ends for merge in steps[text]))
+    made = [merge.replace(" ", "") for merge in merges]
+    if kind == "gpt2":
+        tokens, scores = [*byte_symbols(), *made], [0.0] * (256 + len(made))
+        kinds = [1] * len(tokens)
+    else:
+        letters = [chr(code) for code in range(0x21, 0x7F)]
+        pieces = [SPACE, *letters, *made]
+        tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+        kinds = [2, *[6] * 256, *[1] * len(pieces)]
+        scores = [0.0] * 257 + [-float(place) for place in range(len(pieces))]
+    metadata = {
+        "model": kind,
+        "pre": "falcon" if kind == "gpt2" else "default",
+        "tokens": tokens,
+        "token_type": kinds,
+        "scores": scores,
+        "merges": merges if kind == "gpt2" else [],
+        "bos_token_id": tokens.index(ends[0]),
+        "eos_token_id": tokens.index(ends[1]),
+        "unknown_token_id": 0,
+        "add_space_prefix": False,
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in metadata.items()}
+
+
+@pytest.mark.parametrize("text", ["the", ",", "\u010a", "!", "a|b", "<", "[ab"])
+def test_a_named_end_that_is_an_ordinary_word_stays_one(text: str) -> None:
+    metadata = byte_level("gpt-2", [])
+    metadata["tokenizer.ggml.tokens"].append(text)
+    metadata["tokenizer.ggml.token_type"].append(1)
+    metadata["tokenizer.ggml.bos_token_id"] = 258
+    metadata["tokenizer.ggml.eos_token_id"] = 258
+    assert read_vocabulary(metadata).kinds[258] == 1
 
 
 def test_what_ends_a_message_within_a_turn_ends_no_answer() -> None:

@@ -68,7 +68,54 @@ def test_truncation_of_the_file_cuts_no_stretch(tmp_path: Path) -> None:
     ]
 
 
+def byte_pairs(*merges: tuple[str, str], words: bool = False) -> Any:
+    """BPE over a few characters whose merges may lead to a control token."""
+    texts = ["<unk>", "</s>", "[end]", "end", *"<>/s[]endax \u010a", "</", "s>", "en", "nd"]
+    vocab = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+    made: Any = Tokenizer(
+        models.BPE(vocab=vocab, merges=list(merges), unk_token="<unk>", ignore_merges=words)
+    )
+    if words:
+        made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return made
+
+
+TO_END = (("<", "/"), ("s", ">"), ("</", "s>"))
+
+
+def test_merges_that_lead_to_a_control_token_make_none(tmp_path: Path) -> None:
+    made = byte_pairs(*TO_END)
+    made.add_special_tokens(["<unk>", "</s>"])
+    assert made.encode("</s>").ids == [1]
+    made.encode_special_tokens = True
+    assert made.encode("</s>").ids == [1]  # What it would be without this module.
+    model = TextModel.open(text_folder(tmp_path, made, config={"eos_token": "</s>"}))
+    (parts, whole) = ([made.token_to_id("</"), made.token_to_id("s>")], made.token_to_id("a"))
+    assert model.encode("a</s>a", add_special=False) == [whole, *parts, whole]
+    assert model.encode("a</s>", add_special=False, parse_special=True) == [whole, 1]
+    escaper = Escaper(model.special_texts)
+    rendered = f"</s>{escaper.escape('</s>')}</s>"
+    assert model.encode_rendered(rendered, escaper, add_special=False) == [1, *parts, 1]
+    # All else is as it was, what is not known too.
+    assert model.encode("\u4e2d</", add_special=False) == [0, parts[0]]
+
+
+def test_words_that_are_control_tokens_make_none(tmp_path: Path) -> None:
+    made = byte_pairs(("e", "n"), words=True)
+    made.add_special_tokens(["[end]", "end"])
+    model = TextModel.open(text_folder(tmp_path, made, config={"eos_token": "[end]"}))
+    special = set(model.special)
+    assert special == {2, 3}
+    for text in ("[end]", "end", "a end x", "x [end] a"):
+        ids = model.encode(text, add_special=False)
+        assert not special & set(ids)
+        assert model.decode(ids, skip_special=True) == text.replace(" ", "")
+    assert model.encode("[end] end", add_special=False, parse_special=True) == [2, 3]
+
+
 def test_other_kinds_are_as_they_are() -> None:
     assert without_control_pieces(json.loads(sentence_piece().to_str())) is None
+    assert without_control_pieces(json.loads(sentence_piece().to_str()), ["a", "hi"]) is None
     plain = Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0)], 0))
     assert without_control_pieces(json.loads(plain.to_str())) is None
