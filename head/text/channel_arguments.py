@@ -71,7 +71,7 @@ class ByArgument:
             if written is None:
                 return None
             lines.append(f"part_{number}: {written}")
-        if any(re.search(r"\bbare\b", line) for line in lines):
+        if any("bare" in line for line in lines):
             lines = [*self.arguments.rules(), *lines]
         lines += _in_order([key in needed for key in properties], self.arguments.between)
         return {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from head.text.channel_structural import SILENT
@@ -54,7 +55,7 @@ def _text(schema: Mapping[str, Any], tags: Sequence[str]) -> dict[str, Any] | No
     more = schema.keys() - SILENT
     if more == {"format"} and schema["format"] in _TAME_FORMATS:
         return dict(schema)
-    return None if more else {**schema, "pattern": pattern_without(tags)}
+    return None if more else {**schema, "pattern": pattern_without(tuple(tags))}
 
 
 def _list(schema: Mapping[str, Any], tags: Sequence[str]) -> dict[str, Any] | None:
@@ -82,7 +83,8 @@ _MAKERS = {
 }
 
 
-def pattern_without(tags: Iterable[str]) -> str:
+@lru_cache(maxsize=64)
+def pattern_without(tags: tuple[str, ...]) -> str:
     """A regular expression of ECMA-262 for all texts without some tags in them.
 
     Args:

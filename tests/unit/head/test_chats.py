@@ -78,6 +78,16 @@ def test_t6_a_call_cut_by_max_new_is_no_call_and_no_text(bench: ChatBench, cut: 
     assert told["text"].removeprefix("Let me.").lstrip("\n") in {"", "<", "<t"}
 
 
+@pytest.mark.parametrize("cut", [1, 2, 5, 20, len(NO_ARGUMENTS) - 1])
+def test_t6_a_call_that_has_to_come_is_no_text_when_it_is_cut(bench: ChatBench, cut: int) -> None:
+    request = bench.chat(tools=TOOLS, tool_choice={"name": "now"}, max_new=cut, key="k")
+    bench.say(request, 0, NO_ARGUMENTS[:cut], "length")
+    told = bench.pieces()
+    assert (told["finish"], told["calls"], told["text"]) == ("length", [], "")
+    again = bench.restarted()
+    assert again.pieces(again.send("attach", key="k", offset=0)) == told
+
+
 def test_t6_a_call_is_the_same_with_and_without_stops(bench: ChatBench) -> None:
     said = f"It is.\n{OSLO}"
     bench.answer(bench.chat(tools=TOOLS), said)

@@ -257,7 +257,7 @@ def test_text_inside_of_json_does_not_end_the_value(form: str) -> None:
 
 
 def test_a_pattern_keeps_tags_out_and_nothing_else() -> None:
-    for tags in (["</arg_value>", "<arg_value>"], ["</param>"], ["<|close|>"], ["<a>", "<a/>"]):
+    for tags in (("</arg_value>", "<arg_value>"), ("</param>",), ("<|close|>",), ("<a>", "<a/>")):
         pattern, rng = re.compile(pattern_without(tags)), random.Random(str(tags))
         for _ in range(2000):
             parts = [*tags, *(tag[:n] for tag in tags for n in range(1, len(tag))), "x", "\n", ">"]
@@ -361,6 +361,14 @@ def test_arguments_with_something_between_them_may_be_missing(form: str) -> None
         assert accepts(source, text) == (keys in ("b", "ab", "bc", "abc")), keys
         if accepts(source, text):
             assert calls_in(form, text, tools) == [("f", dict.fromkeys(keys, 1))]
+
+
+@pytest.mark.parametrize("form", BY_ARGUMENT)
+def test_a_word_of_the_grammar_may_be_one_of_a_schema(form: str) -> None:
+    properties = {"bare": {"type": "integer", "description": "bare"}, "FREE": {"type": "boolean"}}
+    tools = [{"name": "f", "parameters": {"type": "object", "properties": properties}}]
+    source = json.dumps(FORMATS[form].structural(tools, "f", False))
+    check_constraint(TOY, Constraint(kind="structural", source=source), TOKENIZER)
 
 
 def test_as_many_tools_as_a_request_may_have() -> None:
