@@ -7,6 +7,8 @@ ONNX Runtime puts these nodes into it there.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from agent.models.architecture import (
@@ -37,8 +39,8 @@ class AttentionGraph:
         self._graph = builder
         self._products = products
 
-    def rotary_tables(self) -> None:
-        """Add the cosines and sines that the layers share, `[max_positions, head_dim / 2]`."""
+    def rotary_tables(self, layers: Iterable[int]) -> None:
+        """Add the cosines and sines that layers share, `[max_positions, head_dim / 2]`."""
         config = self._config
         factors = None
         if "rope_freqs.weight" in set(self._weights.names()):
@@ -46,18 +48,23 @@ class AttentionGraph:
         kinds = [("rotary", config.rotary, factors)]
         if config.local_rotary is not None:
             kinds.append(("rotary.local", config.local_rotary, None))
-        for name, rotary, its_factors in kinds:
+        read = {self._tables(layer) for layer in layers}
+        for name, rotary, its_factors in (kind for kind in kinds if kind[0] in read):
             cosines, sines = rotary.tables(config.head_dim, config.max_positions, its_factors)
             self._graph.floats(f"{name}.cos", cosines)
             self._graph.floats(f"{name}.sin", sines)
 
+    def _tables(self, layer: int) -> str:
+        """Which tables a layer rotates by."""
+        own = self._config.local_rotary is not None and self._config.is_local(layer)
+        return "rotary.local" if own else "rotary"
+
     def layer(self, x: str, layer: int) -> str:
         """Attention of a layer over `x`, `[B, S, heads * head_dim]`, before its output product."""
         config, tag = self._config, f"layer.{layer}."
-        local = config.is_local(layer)
-        rotary = "rotary.local" if local and config.local_rotary is not None else "rotary"
+        rotary = self._tables(layer)
         cache = [f"past.{layer}.k", f"past.{layer}.v", "seqlens_k", "total_sequence_length"]
-        window = {"local_window_size": config.window} if local else {}
+        window = {"local_window_size": config.window} if config.is_local(layer) else {}
         return self._graph.node(
             "GroupQueryAttention",
             [*self._projected(x, layer), *cache, f"{rotary}.cos", f"{rotary}.sin"],

@@ -22,7 +22,6 @@ gives `hidden_out` instead of `logits` unless it is the last.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -38,17 +37,10 @@ from agent.models.products import EXACT as EXACT
 from agent.models.products import INT8_ACTIVATIONS as INT8_ACTIVATIONS
 from agent.models.products import Numerics as Numerics
 from agent.models.products import Products
+from agent.models.stages import LayerRange as LayerRange
 from agent.models.tensors import MICROSOFT, GraphBuilder, Precision, TensorFile
 
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerRange:
-    """Layers `first` up to, not including, `end`."""
-
-    first: int
-    end: int
 
 
 class DecoderGraph:
@@ -88,7 +80,7 @@ class DecoderGraph:
     def build(self, progress: Progress) -> None:
         """Walk the layers. `progress(done, total)` counts layers."""
         total = self._layers.end - self._layers.first
-        self._attention.rotary_tables()
+        self._attention.rotary_tables(range(self._layers.first, self._layers.end))
         hidden = self._embedding() if self.is_first else "hidden_in"
         branch: str | None = None
         for layer in range(self._layers.first, self._layers.end):
@@ -249,7 +241,10 @@ class DecoderGraph:
         name = "token_embd.weight" if self._tied else "output.weight"
         weight = self._weights.matrix(name)
         shares = self._tied and self.is_first
-        if shares and not isinstance(weight, BlockWeight):
+        if self._tied and not isinstance(weight, BlockWeight):
+            if not shares:
+                # the kernel of the unsplit graph, which multiplies with the embedding's rows
+                graph.floats("embedding.table", weight, wide=self._row.wide_residual)
             raw = graph.node("Gemm", [x, "embedding.table"], "head.logits", transB=1)
         else:
             bytes_of = "embedding.q" if shares else None
@@ -289,7 +284,11 @@ def write_graphs(
         decoder.build(progress)
         for precision, name in files.items():
             builder.save(
-                folder / name, precision, decoder.inputs(precision), decoder.outputs(precision)
+                folder / name,
+                precision,
+                decoder.inputs(precision),
+                decoder.outputs(precision),
+                by_use=layers is not None,
             )
     finally:
         tensors.close()

@@ -95,6 +95,15 @@ def sweep(graph: onnx.GraphProto) -> None:
     del graph.value_info[:]
 
 
+def order_weights(graph: onnx.GraphProto) -> None:
+    """Bring the weights into the order in which nodes first read them."""
+    places: dict[str, int] = {}
+    for node in graph.node:
+        for name in node.input:
+            places.setdefault(name, len(places))
+    graph.initializer.sort(key=lambda weight: places.get(weight.name, len(places)))
+
+
 def rename(graph: onnx.GraphProto, new_name: Callable[[str], str]) -> None:
     """Give values other names, wherever they are named, and nodes whose names are theirs."""
     for node in graph.node:

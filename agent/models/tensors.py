@@ -6,12 +6,13 @@ float16 for CUDA. Quantised bytes and integers are written once and both graphs 
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from agent.models.blocks import ByteArray, FloatArray
+from agent.models.graph_values import order_weights
 
 #: Domain of ONNX Runtime's own operators.
 MICROSOFT = "com.microsoft"
@@ -26,6 +28,7 @@ MICROSOFT = "com.microsoft"
 ALIGNMENT = 4096
 #: Smaller tensors stay in the graph file.
 INLINE_BYTES = 1024
+_COPIED_BYTES = 1 << 20
 OPSET = 21
 IR_VERSION = 10
 
@@ -72,9 +75,25 @@ class TensorFile:
         self._end = start + array.nbytes
         return Span(start, array.nbytes)
 
+    def copy(self, source: BinaryIO, span: Span) -> Span:
+        """Append a stretch of another file, a piece at a time."""
+        start = -(-self._end // ALIGNMENT) * ALIGNMENT
+        self._file.seek(start)
+        source.seek(span.offset)
+        left = span.length
+        while left:
+            piece = source.read(min(left, _COPIED_BYTES))
+            if not piece:
+                raise OSError(errno.EIO, "the file ended while it was copied", source.name)
+            self._file.write(piece)
+            left -= len(piece)
+        self._end = start + span.length
+        return Span(start, span.length)
+
     def point(self, tensor: TensorProto, span: Span) -> None:
         """Have a tensor without values find them in this file."""
         tensor.data_location = TensorProto.EXTERNAL
+        del tensor.external_data[:]
         for key, value in (
             ("location", self.name),
             ("offset", str(span.offset)),
@@ -180,8 +199,14 @@ class GraphBuilder:
         outputs: Sequence[onnx.ValueInfoProto],
         *,
         title: str = "decoder",
+        by_use: bool = False,
     ) -> None:
-        """Write the graph of one precision, durably; `title` is its name in the file."""
+        """Write the graph of one precision, durably.
+
+        Args:
+            title: its name in the file.
+            by_use: weights are listed as nodes first read them, else as they were added.
+        """
         graph = helper.make_graph(
             self._nodes[precision],
             title,
@@ -195,6 +220,8 @@ class GraphBuilder:
             opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)],
             ir_version=IR_VERSION,
         )
+        if by_use:
+            order_weights(model.graph)
         with path.open("wb") as file:
             file.write(model.SerializeToString())
             file.flush()
