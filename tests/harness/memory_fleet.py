@@ -19,19 +19,23 @@ from functools import partial
 from typing import Any
 
 from bus.crypto import KeyPair
-from bus.ids import GenerationId
+from bus.ids import GenerationId, ModelName
 from bus.keys import new_token, parse_token
 from bus.link import LinkLimits
 from bus.messages.api import MARK, MAX_BLOB_PART_BYTES, encode_body
 from head.core import CorePolicy
+from head.kept_tokenizers import NO_TOKENIZERS, TokenizerStore
 from tests.harness.blob_rig import BlobsInMemory, blob_of
 from tests.harness.memory_head import HeadHost
 from tests.harness.memory_network import Network
 from tests.harness.memory_node import NodeHost
 from tests.harness.memory_parts import MODEL, STEP_S, Disk
+from tests.harness.memory_text import text_reply
 from tests.harness.memory_watch import Observer
 
 CLIENT = b"client"
+#: Virtual seconds of a text process's job.
+TEXT_S = 0.001
 
 
 @dataclass(slots=True)
@@ -93,6 +97,13 @@ class MemoryFleet:
         self.files = BlobsInMemory() if files else None
         self.network = Network(self)
         self.encoder = encoder
+        #: Paths of model folders that the head has beside that of the decoder.
+        self.folders: dict[ModelName, str] = {}
+        #: Where the head keeps tokenizers that it fetched, over all its lives.
+        self.tokenizers: TokenizerStore = NO_TOKENIZERS
+        #: What text processes answer, and how long each job takes them.
+        self.text_reply: Callable[[object], object] = text_reply
+        self.text_s: Callable[[object], float] = lambda _: TEXT_S
         self.step_s = STEP_S
         self.respawn_s = 0.25
         #: Tokens that a worker makes in one step, and the mark that it puts on them.

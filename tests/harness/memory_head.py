@@ -27,12 +27,11 @@ from tests.harness.memory_disk import DiskWriter
 from tests.harness.memory_ends import Dialer, Listener
 from tests.harness.memory_parts import MODEL
 from tests.harness.memory_process import Process
-from tests.harness.memory_text import text_reply
+from tests.harness.memory_tokenizers import MemoryTokenizers
 
 if TYPE_CHECKING:
     from tests.harness.memory_fleet import MemoryFleet
 
-TEXT_S = 0.001
 #: Where a link is: the end it is on and its address there.
 _Place = tuple[Dialer | Listener, bytes]
 
@@ -47,6 +46,8 @@ class HeadHost(Process):
         now = self.now()
         if fleet.files is not None:
             fleet.files.restart()
+        if isinstance(fleet.tokenizers, MemoryTokenizers):
+            fleet.tokenizers.restart()
         self.core = HeadCore(
             fleet.policy,
             stored,
@@ -54,6 +55,7 @@ class HeadHost(Process):
             now=now,
             wall_s=1e9 + fleet.now,
             files=fleet.files or NO_FILES,
+            tokenizers=fleet.tokenizers,
         )
         self.gate = OutputGate()
         self.writer = DiskWriter(fleet, self._committed)
@@ -79,7 +81,10 @@ class HeadHost(Process):
         self._links: dict[tuple[int, bytes], LinkKey] = {}
         self._places: dict[LinkKey, _Place] = {}
         self._link_numbers = itertools.count(1)
-        self.core.models_found({MODEL: "/encoder" if fleet.encoder else "/models/toy"}, now)
+        #: Of each link that it ever had: its node.
+        self.names: dict[LinkKey, str] = {}
+        own = {MODEL: "/encoder" if fleet.encoder else "/models/toy"}
+        self.core.models_found(own | fleet.folders, now)
 
     @property
     def alive(self) -> bool:
@@ -106,6 +111,10 @@ class HeadHost(Process):
         """A frame at the listening socket."""
         self.listener.receive_at(address, frame)
 
+    def has_link(self, link: LinkKey) -> bool:
+        """Whether a link is up, as far as its core was told."""
+        return link in self._places
+
     def client_request(self, client: ClientKey, frames: list[bytes]) -> None:
         self.post(lambda: self.core.client_request(client, frames, self.now()))
 
@@ -121,6 +130,7 @@ class HeadHost(Process):
             for address, link_id, event in end.take():
                 self._link_event(end, address, link_id, event)
         self.core.uploads.settle()
+        self.core.tokenizers.settle(self.now())
         effects = self.core.effects()
         self.fleet.watch.effects(effects)
         persist, released = self.gate.admit(effects)
@@ -148,6 +158,7 @@ class HeadHost(Process):
             case LinkUp(peer=peer, confirm=confirm) if isinstance(confirm, NodeConfirm):
                 link = next(self._link_numbers)
                 self._links[key], self._places[link] = link, (end, address)
+                self.names[link] = peer.name
                 watch.link_up("head", peer.name, link_id)
                 self._newest[peer.public] = (peer.incarnation, peer.hello_counter)
                 self.core.link_up(link, confirm, now, _seen(peer))
@@ -182,7 +193,7 @@ class HeadHost(Process):
                         end, address = self._places[link]
                         end.close_link(address, reason)
                 case TextJob(message=job):
-                    fleet.after(TEXT_S, partial(self._text_done, job))
+                    fleet.after(fleet.text_s(job), partial(self._text_done, job))
 
     def _check_ack(self, message: object) -> None:
         if (
@@ -192,7 +203,7 @@ class HeadHost(Process):
             raise AssertionError("acknowledged before the commit")
 
     def _text_done(self, job: object) -> None:
-        self.post(lambda: self.core.text_reply(text_reply(job), self.now()))
+        self.post(lambda: self.core.text_reply(self.fleet.text_reply(job), self.now()))
 
     # --- links --------------------------------------------------------------------------------
 

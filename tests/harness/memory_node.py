@@ -20,6 +20,7 @@ from agent.actions import (
 )
 from agent.core import AgentCore
 from bus.acceptor import Acceptor
+from bus.agent_jobs import JobHandler
 from bus.agent_records import SendToHead
 from bus.capabilities import BLOBS, CAPABILITIES
 from bus.crypto import KeyPair
@@ -39,6 +40,7 @@ from tests.harness.blob_rig import BlobsInMemory
 from tests.harness.memory_ends import Dialer, Listener
 from tests.harness.memory_parts import MODEL, WINDOW, MadeUpWorker, expected_tokens
 from tests.harness.memory_process import Process
+from tests.harness.memory_side import SideWorkers
 from tests.harness.memory_worker import MadeUpModel
 
 #: Of a node of an earlier version.
@@ -72,6 +74,9 @@ class NodeHost(Process):
         self.end: Dialer | Listener | None = None
         self.worker: MadeUpWorker | None = None
         self.worker_paused = False
+        #: Its workers of further models, and what does jobs that need no worker, by kind.
+        self.side = SideWorkers(self)
+        self.job_handlers: dict[str, JobHandler] = {}
         #: What it has on disk: whether it serves the model when it is started.
         self.serves = True
         self.window = WINDOW
@@ -122,8 +127,14 @@ class NodeHost(Process):
         self.boot += 1
         if self.files is not None:
             self.files.restart()
-        models = [MODEL] if self.serves else []
-        core = AgentCore(NodeIdentity(self.name), self.boot, models, files=self.files)
+        models = [*([MODEL] if self.serves else ()), *self.side.makers]
+        core = AgentCore(
+            NodeIdentity(self.name),
+            self.boot,
+            models,
+            files=self.files,
+            job_handlers=self.job_handlers,
+        )
         self.core = core
         self._head = None
         identity = LinkIdentity(
@@ -139,6 +150,7 @@ class NodeHost(Process):
         self.fleet.watch.node_started(self)
         if self.serves:
             self._start_worker()
+        self.side.start()
         if isinstance(self.end, Dialer):
             self.end.open()
         self.turn()
@@ -176,6 +188,7 @@ class NodeHost(Process):
         running = list(self.worker.running) if self.worker else []
         end, self.end = self.end, None
         self.core = self.worker = None
+        self.side.forget()
         self.begin()
         self.fleet.watch.worker_died(self, running)
         self.fleet.watch.node_died(self)
@@ -207,16 +220,20 @@ class NodeHost(Process):
 
     def _respawn(self, core: AgentCore) -> None:
         def respawn() -> None:
-            is_served = bool(core.local_models())
+            is_served = any(served.name == MODEL for served in core.local_models())
             if self.core is core and self.worker is None and is_served:
                 self._start_worker()
 
         self.post(respawn)
 
+    def next_incarnation(self) -> WorkerIncarnation:
+        """For a worker that starts now."""
+        return WorkerIncarnation((self.boot << 32) | next(self.incarnations))
+
     def _start_worker(self) -> None:
         if self.core is None:
             return
-        incarnation = WorkerIncarnation((self.boot << 32) | next(self.incarnations))
+        incarnation = self.next_incarnation()
         made = self.worker = MadeUpWorker(
             incarnation,
             window=self.window,
@@ -348,6 +365,8 @@ class NodeHost(Process):
                         end.send(self._head, action.message)
                 elif not isinstance(action, SendToWorker):
                     self._act_on_model(core, action)
+                elif action.model in self.side.makers:
+                    self.side.receive(action.model, action.message)
                 elif self.worker is not None:
                     made = self.worker
                     if isinstance(action.message, Submit):

@@ -30,6 +30,10 @@ class MemoryTokenizers:
     def kept(self) -> tuple[TokenizerKey, ...]:
         return tuple(reversed(self.whole))
 
+    def restart(self) -> None:
+        """Another head's: what was under way is lost."""
+        self._done.clear()
+
     def settle(self) -> None:
         done, self._done = self._done, []
         for each in done:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bus.ids import GenerationId
+from bus.ids import GenerationId, ModelName
 from bus.messages import worker
 from head.effects import Effects, Output, Persist
 
@@ -81,6 +81,15 @@ class Observer:
 
     def computed(self, node: NodeHost, generation: GenerationId, index: int, token: int) -> None:
         """A worker has made a token."""
+
+    def side_worker_ready(self, node: NodeHost, model: ModelName) -> None:
+        """A worker of a model that does jobs has loaded it."""
+
+    def side_worker_died(self, node: NodeHost, model: ModelName) -> None:
+        """It is gone."""
+
+    def side_computed(self, node: NodeHost, message: object) -> None:
+        """It has made something of a job."""
 
     # --- callers ------------------------------------------------------------------------------
 

@@ -161,6 +161,7 @@ class MadeUpWorker:
     running: dict[GenerationId, _Sequence] = field(default_factory=dict)
     #: Of what kind its model is, as in `worker.Ready`.
     kind: str = ""
+    text_digest: int = 0
     embedding: dict[GenerationId, _Embedding] = field(default_factory=dict)
     steps: int = 0
     made: int = 0
@@ -176,7 +177,13 @@ class MadeUpWorker:
             device="none",
             load_s=0.0,
             kind=self.kind,
+            text_digest=self.text_digest,
         )
+
+    @property
+    def jobs(self) -> list[GenerationId]:
+        """What it makes vectors for."""
+        return list(self.embedding)
 
     @property
     def poisoned(self) -> bool:

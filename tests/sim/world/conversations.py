@@ -81,6 +81,9 @@ class Conversation:
         session: one that was forked; None makes a new one.
     """
 
+    #: What is asked of a session that is parked, to be refused.
+    TAKES: tuple[str, ...] = ("session.append", "session.generate")
+
     def __init__(
         self, world: World, name: str, turns: int, session: SessionId | None = None
     ) -> None:
@@ -168,7 +171,7 @@ class Conversation:
     def _begin_turn(self) -> None:
         self._turns_left -= 1
         self._number += 1
-        turn = self._turn = Turn(self._world, self._plan(), self._turn, self._turn_over)
+        turn = self._turn = self._make_turn(self._plan())
         self._world.callers.add(turn)
         turn.start()
         if self._turns_left > 0 and self._rng.random() < self._world.profile.cancelled:
@@ -177,6 +180,9 @@ class Conversation:
             self._world.fleet.after(self._rng.expovariate(1.0), lambda: self._park_turn(turn))
         elif self._rng.random() < self._world.profile.dropped:
             self._world.fleet.after(self._rng.expovariate(1.0), turn.drop)
+
+    def _make_turn(self, plan: Plan) -> Turn:
+        return Turn(self._world, plan, self._turn, self._turn_over)
 
     def _plan(self) -> Plan:
         name = f"{self.name} turn {self._number}"
@@ -259,9 +265,11 @@ class Conversation:
             raise Violation(f"{self.name} is parked and that is not durable")
         self._again = self._resume
         if self._rng.random() < 0.5:
-            op = self._rng.choice(("session.append", "session.generate"))
+            op = self._rng.choice(self.TAKES)
             asked: dict[str, Any] = {"op": op, "session": self.session}
             asked |= {"tokens": [65]} if op == "session.append" else {"max_new": 3}
+            if op == "session.chat":
+                asked["messages"] = [{"role": "user", "content": "too late"}]
             self._ask(self._taken_while_parked, self._must_be_parked, **asked)
         self._resume_after(self._rng.choice(THINKS_S))
 
@@ -316,7 +324,7 @@ class Conversation:
         if session not in self._world.record.contexts:
             raise Violation(f"{self.name} was forked and that is not durable")
         self._world.record.count("forks")
-        talk = Conversation(self._world, f"{self.name} fork {self._forks}", 1, session)
+        talk = type(self)(self._world, f"{self.name} fork {self._forks}", 1, session)
         self._world.add_conversation(talk)
         self._world.fleet.after(self._rng.choice(THINKS_S), talk.go_on)
 

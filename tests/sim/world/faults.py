@@ -101,6 +101,13 @@ class Faults:
         with self._world.oracle.verdicts.poison.fault():
             node.kill_worker(self._rng.choice(RESPAWN_S))
 
+    def _crash_side(self, node: NodeHost) -> None:
+        """The worker dies of a model that does jobs; sooner one that has some."""
+        models = sorted(node.side.workers)
+        busy = [model for model in models if node.side.workers[model].jobs]
+        if models:
+            node.side.kill(self._rng.choice(busy or models), self._rng.choice(RESPAWN_S))
+
     def _crash_head(self, _: NodeHost) -> None:
         if self._fleet.head is not None:
             self._fleet.kill_head()

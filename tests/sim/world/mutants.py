@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from tests.sim.world.account_mutants import ACCOUNTS
+from tests.sim.world.chat_mutants import CHANNELS, CHATS
 from tests.sim.world.death_mutants import DEATHS
+from tests.sim.world.job_mutants import JOBS
 from tests.sim.world.mutation import Mutant
 from tests.sim.world.park_mutants import PARKS
 
@@ -407,4 +409,18 @@ DRAINS = (
     ),
 )
 
-MUTANTS = LINKS + COMMITS + EPOCHS + EVENTS + SESSIONS + DEATHS + MODELS + DRAINS + PARKS + ACCOUNTS
+MUTANTS = (
+    *LINKS,
+    *COMMITS,
+    *EPOCHS,
+    *EVENTS,
+    *SESSIONS,
+    *DEATHS,
+    *MODELS,
+    *DRAINS,
+    *PARKS,
+    *ACCOUNTS,
+    *CHATS,
+    *CHANNELS,
+    *JOBS,
+)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bus.ids import GenerationId
+from bus.ids import GenerationId, ModelName
 from bus.messages.worker import Submit
 from head.effects import Effects, Output, Persist
 from tests.harness.memory_node import NodeHost
 from tests.harness.memory_watch import Observer
 from tests.sim.world.account_rules import AccountRules
+from tests.sim.world.job_rules import JobRules
 from tests.sim.world.link_rules import LinkRules
 from tests.sim.world.node_rules import NodeRules
 from tests.sim.world.record import NodeFacts, Record, Violation
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 #: Bounds of what waits, far above what the runs need and far below what a leak reaches.
 MAX_WAITING_OUTPUTS = 4000
 MAX_QUEUED_BYTES = 512 * 1024
+#: Where there are jobs: their parts, of some at once.
+MAX_JOB_BYTES = 8 * 1024 * 1024
 MAX_HANDSHAKES = 16
 MAX_TIMERS = 400
 LOOK_EVERY_EVENTS = 16
@@ -45,8 +48,15 @@ class Oracle(Observer):
         self.nodes = NodeRules(record)
         self.accounts = AccountRules(world, record, self.store.requests, self._serves)
         self.verdicts = verdicts
+        self.jobs = JobRules(
+            world,
+            record,
+            node_wait_s=verdicts.node_wait_s,
+            failover_wait_s=verdicts.failover_wait_s,
+        )
         self.callers: Clients | None = None
         self.events = 0
+        self._most_bytes = MAX_JOB_BYTES if world.profile.jobs else MAX_QUEUED_BYTES
         #: By link id: the node that it goes to, as the head was told.
         self._node_of: dict[int, str] = {}
 
@@ -70,7 +80,11 @@ class Oracle(Observer):
     def link_down(self, role: str, name: str, link_id: int) -> None:
         self.links.link_down(role, link_id)
         if role == "head":
-            self._unlinked(self.record.node(self._node_of.pop(link_id)))
+            gone = self._node_of.pop(link_id)
+            self._unlinked(self.record.node(gone))
+            self.jobs.link_down(gone)
+        else:
+            self.jobs.node_unlinked(name)
         self.look_at_service()
 
     def _unlinked(self, facts: NodeFacts) -> None:
@@ -84,8 +98,10 @@ class Oracle(Observer):
         self.links.accepted(role, link_id, message)
         if role == "head":
             self.nodes.head_took(self._node_of[link_id], message, self._now)
+            self.jobs.head_took(self._node_of[link_id], message)
         else:
             self.nodes.node_took(self._world.node(name), link_id, message, self._now)
+            self.jobs.node_took(name, message)
 
     # --- the head -----------------------------------------------------------------------------
 
@@ -104,6 +120,7 @@ class Oracle(Observer):
         self._node_of.clear()
         self.nodes.head_died()
         self.accounts.head_died()
+        self.jobs.head_died()
         self.look_at_service()
         if self.callers is not None:
             self.callers.head_died()
@@ -111,6 +128,7 @@ class Oracle(Observer):
     def effects(self, effects: Effects) -> None:
         self.store.effects(effects, self._now)
         self.accounts.effects(effects, self._now)
+        self.jobs.effects(effects)
 
     def committed(self, persist: Persist) -> None:
         self.store.committed(persist, self._now)
@@ -181,8 +199,20 @@ class Oracle(Observer):
         self.nodes.computed(node, generation, index, self._now)
         self.accounts.computed(generation, index)
 
+    def side_worker_ready(self, node: NodeHost, model: ModelName) -> None:
+        self.jobs.service.worker_ready(node.name, model)
+        self.look_at_service()
+
+    def side_worker_died(self, node: NodeHost, model: ModelName) -> None:
+        self.jobs.service.worker_died(node.name, model)
+        self.look_at_service()
+
+    def side_computed(self, node: NodeHost, message: object) -> None:
+        self.jobs.computed(node.name, message)
+
     def look_at_service(self) -> None:
         """Note since when some node can serve, or none."""
+        self.jobs.service.look(self._now)
         record = self.record
         serves = any(self._serves(facts) for facts in record.nodes.values())
         serves = serves and not record.head_paused
@@ -219,13 +249,13 @@ class Oracle(Observer):
         head = self._world.fleet.head
         if head is not None:
             self._bound("outputs that wait at the gate", head.gate.waiting, MAX_WAITING_OUTPUTS)
-            self._bound("bytes that wait at the head", head.queued_bytes(), MAX_QUEUED_BYTES)
+            self._bound("bytes that wait at the head", head.queued_bytes(), self._most_bytes)
             self._bound("commits that wait", head.writer.waiting, MAX_WAITING_OUTPUTS)
             self._bound("handshakes under way", head.acceptor.half_open, MAX_HANDSHAKES)
             self._bound("timers of the head", len(head.core._timers._callbacks), MAX_TIMERS)
         for node in self._world.fleet.nodes:
             if node.end is not None:
-                self._bound(f"bytes at {node.name}", node.end.queued_bytes(), MAX_QUEUED_BYTES)
+                self._bound(f"bytes at {node.name}", node.end.queued_bytes(), self._most_bytes)
 
     def _bound(self, what: str, have: int, most: int) -> None:
         if have > most:
@@ -243,6 +273,7 @@ class Oracle(Observer):
             raise Violation(f"the head still has {answers}")
         if fleet.head.gate.waiting:
             raise Violation(f"{fleet.head.gate.waiting} outputs wait for ever")
+        self.jobs.check_quiet()
         for claimed in fleet.head.core.fleet.nodes:
             if claimed.claims:
                 raise Violation(f"{claimed.identity} has claims of nothing: {claimed.claims}")

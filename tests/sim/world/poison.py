@@ -122,7 +122,7 @@ class PoisonRules:
         number = answer.row.answer
         deaths = self._beside[number]
         unclear = sum(
-            one.finish is not None and one.finish.finish not in ("stop", "length")
+            one.finish is not None and one.finish.finish not in ("stop", "length", "tool_calls")
             for there in deaths
             for one in there
             if one is not answer

@@ -45,6 +45,12 @@ class Profile:
     poisoned: float = 0.0
     #: Share of callers that keep a session of several turns.
     sessions: float = 0.0
+    #: Share of callers that have chats of several turns; then there are no other turns.
+    chats: float = 0.0
+    #: Share of callers that ask for jobs.
+    jobs: float = 0.0
+    #: How long a text process may take for a job.
+    text_s: tuple[float, ...] = (0.001,)
     #: Shares of pauses between turns, and of turns, in which a session is parked; of pauses in
     #: which it is forked.
     parked: float = 0.25
@@ -57,6 +63,8 @@ class Profile:
 CRASHES = {"crash_node": 2, "crash_worker": 2, "crash_head": 2, "crash_in_commit": 2}
 CABLES = {"partition": 3, "one_way": 3, "cut": 2, "flap": 2}
 PAUSES = {"pause_node": 3, "pause_head": 1, "pause_worker": 2}
+
+JOBS = {"crash_side": 4, "drain": 2}
 
 PROFILES = (
     Profile(name="calm", fault_every_s=(8.0,), faults={"cut": 2, "crash_worker": 1}),
@@ -124,6 +132,37 @@ PROFILES = (
         fault_every_s=(1.5, 3.0),
         parked=0.8,
         forked=0.3,
+    ),
+    Profile(
+        name="chats",
+        chats=1.0,
+        calls=(2, 4),
+        tokens=(3, 25),
+        faults=CRASHES | CABLES | PAUSES | {"drain": 2},
+        fault_every_s=(1.5, 3.0),
+        cancelled=0.4,
+        poisoned=0.05,
+        forked=0.2,
+        text_s=(0.001, 0.3, 2.0),
+    ),
+    Profile(
+        name="jobs",
+        jobs=0.8,
+        faults=CRASHES | CABLES | PAUSES | JOBS,
+        fault_every_s=(0.7, 1.5, 3.0),
+        dropped=0.25,
+    ),
+    Profile(
+        name="offices",
+        chats=1.0,
+        jobs=0.5,
+        calls=(5, 8),
+        tokens=(3, 25),
+        faults=CRASHES | CABLES | PAUSES | JOBS,
+        drop=(0.0, 0.002),
+        duplicate=(0.0, 0.02),
+        reorder=(0.0, 0.005),
+        text_s=(0.001, 0.3),
     ),
     Profile(
         name="crowd",

@@ -13,6 +13,7 @@ from typing import Any
 
 from bus.ids import Epoch, GenerationId, NodeIdentity, PackedIds, SessionId, pack_ids
 from head.rows import PutAnswer, PutFinish, PutGeneration
+from tests.sim.world.chat_text import ChatAsk
 
 
 class Violation(AssertionError):
@@ -51,6 +52,9 @@ class Plan:
     #: Of a turn: the made session. Its prompt and answer are known when it is stored, since they
     #: are of what the session has by then.
     session: SessionId | None = None
+    #: Of a turn that brings messages: those, and where they joined its session's context.
+    chat: ChatAsk | None = None
+    joined_at: int | None = None
     #: Tokens of the prompt that were generated, in earlier turns.
     by_step: int = 0
     #: What was stored of it.
@@ -69,6 +73,9 @@ class Plan:
     def expect(self, model: Callable[[bytes, int, int, int], tuple[list[int], str]]) -> None:
         """Work out its answer, once its prompt is known: up to the stop that ends first."""
         self.expected, self.reason = model(self.prompt, self.max_new, self.seed, self.min_tokens)
+        if self.chat is not None:
+            self.expected, self.reason = self.chat.until_over(self.expected, self.reason)
+            return
         whole = self.text_of(self.expected)
         ends = [
             (start + len(stop), start, stop)
@@ -139,6 +146,8 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     finish: PutFinish | None = None
+    #: How long its head had been there when it decided on the end.
+    head_age_s: float = 0.0
     error: dict[str, object] | None = None
     #: Workers that died while they ran it, or were about to.
     deaths: int = 0
@@ -181,6 +190,7 @@ class NodeFacts:
     drain_asked: bool = False
     drain_told_s: float | None = None
     undrained_s: float = -1.0
+    undrain_told_s: float = -10.0
 
 
 @dataclass(slots=True)
@@ -195,6 +205,8 @@ class Record:
     generated: dict[SessionId, int] = field(default_factory=dict)
     #: What callers appended and is not durable.
     appended: dict[SessionId, list[list[int]]] = field(default_factory=dict)
+    #: Turns that bring messages, in the order in which they were asked for.
+    chats: dict[SessionId, list[Plan]] = field(default_factory=dict)
     ended: set[SessionId] = field(default_factory=set)
     #: Sessions that are parked by what is durable, and where a file of each may be.
     parked: dict[SessionId, str] = field(default_factory=dict)

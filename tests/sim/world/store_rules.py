@@ -15,6 +15,7 @@ from bus.messages.link import (
 )
 from head.effects import Effects, Output, Persist, Reply, SendLink
 from head.rows import (
+    CutContent,
     EndSession,
     PurgeAnswers,
     PutAnswer,
@@ -27,6 +28,7 @@ from head.rows import (
 )
 from tests.harness.memory_text import DIGEST
 from tests.harness.memory_worker import TOKEN_BITS, made_up_record
+from tests.sim.world.chat_rules import ChatRules
 from tests.sim.world.record import Answer, Plan, Record, Run, Violation
 from tests.sim.world.verdicts import Verdicts
 
@@ -46,6 +48,7 @@ class StoreRules:
     def __init__(self, record: Record, verdicts: Verdicts) -> None:
         self._record = record
         self._verdicts = verdicts
+        self._chats = ChatRules(record)
         self._durable = 0
         #: By output: the lsn of the rows of its round or before, counted here.
         self._needs: dict[int, tuple[Output, int]] = {}
@@ -88,6 +91,8 @@ class StoreRules:
                     self._put_session(row)
                 case PutContent():
                     self._put_content(row)
+                case CutContent():
+                    self._chats.cut(row)
                 case PutParked():
                     self._put_parked(row)
                 case EndSession():
@@ -95,6 +100,7 @@ class StoreRules:
                     self._record.parked.pop(row.session, None)
                 case PurgeAnswers():
                     self._purge(row)
+        self._chats.committed()
 
     def _purge(self, row: PurgeAnswers) -> None:
         """An answer goes before its time when its key is to be tried again."""
@@ -135,6 +141,7 @@ class StoreRules:
         left = [a for a in record.sessions.get(row.session, []) if a.tokens]
         if any(before.row.answer not in record.joined for before in left):
             raise Violation(f"{plan.name} began without what the turn before it delivered")
+        self._chats.begins(plan)
         plan.prompt = pack_ids(context)
         plan.by_step = record.generated[row.session]
         plan.expect(record.model)
@@ -199,7 +206,7 @@ class StoreRules:
                 raise Violation(f"what joins {row.session} is not what its turn delivered")
             record.joined.add(row.answer)
             record.generated[row.session] += len(tokens)
-        else:
+        elif not self._chats.joins(row.session, tokens):
             asked = record.appended.get(row.session, [])
             if tokens not in asked:
                 raise Violation(f"what joins {row.session} was not asked for, or twice")
@@ -246,7 +253,7 @@ class StoreRules:
         run = self._record.runs[before]
         ended = run.answer.finish.finish if run.answer.finish is not None else ""
         same = (run.row.session, run.row.node) == (row.session, row.node)
-        if not same or run.answer is answer or ended not in ("length", "stop"):
+        if not same or run.answer is answer or ended not in ("length", "stop", "tool_calls"):
             raise Violation(f"epoch {row.epoch:x} was used twice")
 
     def _earlier(self, row: PutGeneration, answer: Answer) -> list[Answer]:
@@ -299,6 +306,7 @@ class StoreRules:
         if answer.finish is not None:
             raise Violation(f"answer {row.answer:x} ended twice")
         answer.finish = row
+        answer.head_age_s = decided_s - self._record.head_started_s
         if row.error:
             answer.error = msgpack.unpackb(row.error)
         if answer.latest is not None:

@@ -57,7 +57,9 @@ class UsageRules:
             raise Violation(f"{row.cached_tokens} tokens of {plan.name} were cached, not {cached}")
         last = answer.runs[-1] if answer.runs else None
         if last is not None and not last.committed and plan.reason == "eos":
-            is_whole = row.finish == "stop" and row.completion_tokens == len(plan.expected)
+            is_whole = row.finish in ("stop", "tool_calls") and row.completion_tokens == len(
+                plan.expected
+            )
             took += [last] if is_whole else []
         self._check_replayed(answer, plan, row, took)
 

@@ -35,8 +35,8 @@ class Verdicts:
         self.poison = PoisonRules(record)
         self._reattach_s = reattach_s
         self._adopt_s = adopt_s
-        self._failover_wait_s = failover_wait_s
-        self._node_wait_s = node_wait_s
+        self.failover_wait_s = failover_wait_s
+        self.node_wait_s = node_wait_s
         self._grace_s = grace_s
         self._queue_limit = queue_limit
         self._open_calls = open_calls
@@ -62,11 +62,13 @@ class Verdicts:
         if plan is None:
             raise Violation("the end of an answer that nobody asked for")
         tokens = len(answer.tokens)
-        if finish in ("length", "stop"):
+        if finish in ("length", "stop", "tool_calls"):
             expected = "stop" if plan.reason == "eos" else plan.reason
             # With nothing left to ask a model for, nobody asks whether it would have ended.
             at_limit = finish == "length" and tokens == plan.max_new
-            if (finish != expected and not at_limit) or tokens != len(plan.expected):
+            if not (self._is_by_model(plan, finish, expected) or at_limit) or tokens != len(
+                plan.expected
+            ):
                 raise Violation(f"{plan.name} ended {finish} at {tokens}: {len(plan.expected)}")
             is_odd = plan.poison and not may_be_served(plan)
             why = "a poisoned request was served" if is_odd else ""
@@ -78,6 +80,14 @@ class Verdicts:
             why = self.judge_error(answer, plan, error or {}, now)
         if why:
             raise Violation(f"{plan.name} ended {finish} {error or ''} at token {tokens}: {why}")
+
+    @staticmethod
+    def _is_by_model(plan: Plan, finish: str, expected: str) -> bool:
+        """Whether an answer ended as its model has it; with calls that is `tool_calls`."""
+        reads_calls = plan.chat is not None and plan.chat.reads_calls
+        if finish == "tool_calls" and reads_calls and expected == "stop":
+            return bool(plan.chat and plan.chat.pieces(plan.expected, cut=False).calls)
+        return finish == expected
 
     def judge_error(
         self, answer: Answer | None, plan: Plan, error: dict[str, Any], now: float
@@ -110,10 +120,10 @@ class Verdicts:
         return self.poison.judge_guilt(answer, plan)
 
     def _node_lost(self, answer: Answer | None, plan: Plan, now: float) -> str:
-        return self._unserved(self._failover_wait_s, now)
+        return self._unserved(self.failover_wait_s, now)
 
     def _no_node(self, answer: Answer | None, plan: Plan, now: float) -> str:
-        return self._unserved(min(self._node_wait_s, self._failover_wait_s), now)
+        return self._unserved(min(self.node_wait_s, self.failover_wait_s), now)
 
     def _queue_full(self, answer: Answer | None, plan: Plan, now: float) -> str:
         calls = self._open_calls()

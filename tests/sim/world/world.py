@@ -17,11 +17,17 @@ from tests.harness.memory_fleet import MemoryFleet
 from tests.harness.memory_node import NodeHost
 from tests.harness.memory_worker import MadeUpModel
 from tests.sim.world.callers import Caller
+from tests.sim.world.chat_text import chat_reply, slow_texts
+from tests.sim.world.chats import ChatConversation
 from tests.sim.world.clients import Clients
 from tests.sim.world.conversations import Conversation, served
 from tests.sim.world.drainer import Drainer
 from tests.sim.world.faults import RESPAWN_S, Faults
 from tests.sim.world.figures import set_figures
+from tests.sim.world.job_callers import JobCaller
+from tests.sim.world.job_fleet import set_up_jobs
+from tests.sim.world.job_plans import JobPlan
+from tests.sim.world.job_plans import draw_plan as draw_job
 from tests.sim.world.operator import Operator
 from tests.sim.world.oracle import Oracle
 from tests.sim.world.poison import draw as draw_poison
@@ -94,6 +100,7 @@ class World:
             ),
             listening=rng.randint(0, nodes),
             watch=self.oracle,
+            files=profile.jobs > 0,
         )
         self.callers = Clients(self)
         self.oracle.callers = self.callers
@@ -102,6 +109,7 @@ class World:
         self.drainer = Drainer(self)
         self.callers.add(self.drainer)
         self.conversations: list[Conversation] = []
+        self.job_plans: list[JobPlan] = []
         self._set_up_fleet()
         self.faults = Faults(self, profile)
         self._plan_calls()
@@ -145,6 +153,10 @@ class World:
         model = MadeUpModel(seeded=True, ends=profile.ends)
         self.record.model = model.answer
         set_figures(fleet, self.seed)
+        if profile.chats:
+            fleet.text_reply = chat_reply
+            texts = random.Random(f"texts {self.seed}")
+            fleet.text_s = slow_texts(texts, texts.choice(profile.text_s))
         drift = profile.drift
         fleet.head_clock = (1 + rng.uniform(-drift, drift), rng.uniform(0, 1e4))
         for number, node in enumerate(fleet.nodes):
@@ -153,6 +165,8 @@ class World:
             node.load_s = rng.choice((0.0, 0.3, 1.0))
             node.window = 1 << 20
             node.is_deaf = (self.seed + number) % 4 == 0
+        if profile.jobs:
+            set_up_jobs(self)
 
     # --- calls --------------------------------------------------------------------------------
 
@@ -160,20 +174,40 @@ class World:
         rng, profile = self.rng, self.profile
         self.faulty_s = rng.uniform(*profile.faulty_s)
         for number in range(rng.randint(*profile.calls)):
+            if profile.jobs and rng.random() < profile.jobs:
+                self._plan_job(f"job-{number}")
+                continue
+            if profile.chats and rng.random() < profile.chats:
+                self._plan_conversation(f"chat-{number}", ChatConversation)
+                continue
             if served() and rng.random() < profile.sessions:
                 self._plan_conversation(f"talk-{number}")
                 continue
             caller = Caller(self, self._plan(f"call-{number}"))
             self.callers.add(caller)
-            begin_s = rng.uniform(0.0, 0.8 * self.faulty_s)
-            self.fleet.after(begin_s, caller.start)
-            if rng.random() < profile.cancelled:
-                self.fleet.after(begin_s + rng.expovariate(0.5), caller.cancel)
-            if rng.random() < profile.dropped:
-                self.fleet.after(begin_s + rng.expovariate(0.5), caller.drop)
+            self._let_come(caller)
 
-    def _plan_conversation(self, name: str) -> None:
-        talk = Conversation(self, name, self.rng.randint(2, 4))
+    def _let_come(self, caller: Caller | JobCaller) -> None:
+        rng, profile = self.rng, self.profile
+        begin_s = rng.uniform(0.0, 0.8 * self.faulty_s)
+        self.fleet.after(begin_s, caller.start)
+        if rng.random() < profile.cancelled:
+            self.fleet.after(begin_s + rng.expovariate(0.5), caller.cancel)
+        if rng.random() < profile.dropped:
+            self.fleet.after(begin_s + rng.expovariate(0.5), caller.drop)
+
+    def _plan_job(self, name: str) -> None:
+        profile = self.profile
+        plan = draw_job(
+            self.rng, name, budgeted=profile.budgeted, small_credit=profile.small_credit
+        )
+        self.job_plans.append(plan)
+        caller = JobCaller(self, plan)
+        self.callers.add(caller)
+        self._let_come(caller)
+
+    def _plan_conversation(self, name: str, kind: type[Conversation] = Conversation) -> None:
+        talk = kind(self, name, self.rng.randint(2, 4))
         self.add_conversation(talk)
         self.fleet.after(self.rng.uniform(0.0, 0.6 * self.faulty_s), talk.start)
 
