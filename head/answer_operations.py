@@ -10,6 +10,7 @@ from bus.errors import ContextLengthExceeded, CursorAhead, Invalid, NotFound, Su
 from bus.ids import ModelName, SessionId
 from bus.messages.api import (
     OF_CHATS,
+    QOS_NAMES,
     AboutRequest,
     AttachRequest,
     GenerateRequest,
@@ -21,7 +22,7 @@ from head.admission import Admission
 from head.answers import Answer, Subscription
 from head.chat_request import ChatPlan
 from head.effects import NOBODY, ClientKey
-from head.encoders import NO_TEXT, makes_no_text
+from head.model_kinds import NO_TEXT, makes_no_text
 from head.operation import ApiRequest, Core
 from head.sampling_request import constraint_param, sampling_of
 from head.session_lines import SessionLines
@@ -265,3 +266,18 @@ def one_choice(body: Mapping[str, Any]) -> Mapping[str, Any]:
     if body.get("n", 1) != 1:
         raise Invalid("n is served for 1 only; send the request n times", param="n")
     return body
+
+
+def of_session(body: Mapping[str, Any], session: Session) -> dict[str, Any]:
+    """The body of a session's turn, with the session's own model and class.
+
+    Raises:
+        Invalid: it names another model.
+    """
+    if body.get("model", session.model) != session.model:
+        raise Invalid(
+            f"the session's model is {session.model}; leave model out, or create a session for "
+            f"{str(body['model'])[:80]}",
+            param="model",
+        )
+    return {"qos": QOS_NAMES[session.qos], "model": session.model, **body}

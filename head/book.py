@@ -20,10 +20,13 @@ MAX_OPEN_REQUESTS = 1024
 
 
 class AnswerBook:
-    """Owned by the core. Invariant: each open (client, request) names one open subscription."""
+    """Owned by the core. Invariant: each open (client, request) names one open subscription.
+
+    Args:
+        boot_wall_offset_s: added to `now` it is wall time, for rows that people read.
+    """
 
     def __init__(self, outbox: Outbox, texts: TextDesk, *, boot_wall_offset_s: float) -> None:
-        """`boot_wall_offset_s` added to `now` is wall time, for rows that people read."""
         self._outbox = outbox
         self._texts = texts
         self._wall_offset_s = boot_wall_offset_s
@@ -44,7 +47,7 @@ class AnswerBook:
         return len(self._answers)
 
     def add(self, answer: Answer) -> None:
-        """Keep an answer; one of before whose key it has must be one to be tried again."""
+        """Keep an answer. An earlier one with its key goes; it must be one to be tried again."""
         if answer.key is not None:
             self._free_key(answer.owner, answer.key)
             self._by_key[answer.owner, answer.key] = answer

@@ -9,10 +9,10 @@ import msgpack
 
 from bus.api_maps import from_map
 from bus.errors import Invalid, NotFound, TooLarge
-from bus.messages.api import QOS_NAMES, SessionRequest
+from bus.messages.api import SessionRequest
 from bus.messages.chat import ChatOptions, ChatRequest, SessionChatRequest
 from bus.messages.text import MAX_OPTIONS_BYTES, RenderChat
-from head.answer_operations import LOCAL_OWNER, AnswerOperations, one_choice
+from head.answer_operations import LOCAL_OWNER, AnswerOperations, of_session, one_choice
 from head.answer_readers import names_of_calls
 from head.answers import Answer
 from head.chat_request import ChatPlan, chat_plan
@@ -46,7 +46,7 @@ class ChatOperations:
         named = from_map(SessionRequest, request.body)
         made = self._core.runs.made
         session = made.find(LOCAL_OWNER, named.session)
-        asked = from_map(SessionChatRequest, _of_session(request.body, session))
+        asked = from_map(SessionChatRequest, of_session(one_choice(request.body), session))
         plan = self._checked(asked)
         if self._answers.attach_known(request, asked, now, session.id):
             return
@@ -135,18 +135,3 @@ def render_job(
         )
 
     return make_job, len(packed) + len(tools)
-
-
-def _of_session(body: Mapping[str, Any], session: Session) -> dict[str, Any]:
-    """A request's keys with the session's own model and class.
-
-    Raises:
-        Invalid: it names another model.
-    """
-    if body.get("model", session.model) != session.model:
-        raise Invalid(
-            f"the session's model is {session.model}; leave model out, or create a session for "
-            f"{str(body['model'])[:80]}",
-            param="model",
-        )
-    return {"qos": QOS_NAMES[session.qos], "model": session.model, **one_choice(body)}

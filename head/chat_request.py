@@ -148,15 +148,9 @@ def chat_plan(asked: ChatOptions) -> ChatPlan:
         choose_format(None, (), asked.channels)
         if not asked.channels:
             raise Invalid("channels is empty; leave it out", param="channels")
-    tools = _tools(asked.tools)
-    choice = _choice(asked.tool_choice, tools)
-    if choice == NONE:
-        tools = ()
-    elif tools:
+    tools, required = _chosen(asked.tool_choice, _tools(asked.tools))
+    if tools:
         _refuse_constraints(asked)
-    required = tools if choice == REQUIRED else ()
-    if choice not in (AUTO, NONE, REQUIRED):
-        required = tuple(tool for tool in tools if f"={tool['name']}" == choice)
     return ChatPlan(
         tools=tools,
         required=required,
@@ -184,10 +178,10 @@ def _read_packed(packed: bytes) -> tuple[Tool, ...]:
     return read_tools(msgpack.unpackb(packed, strict_map_key=False), measured=True)
 
 
-def _choice(given: Any, tools: tuple[Tool, ...]) -> str:
-    """`auto`, `none`, `required`, or `=` and the name of a tool."""
+def _chosen(given: Any, tools: tuple[Tool, ...]) -> tuple[tuple[Tool, ...], tuple[Tool, ...]]:
+    """The tools that a choice leaves, and those of them of which one has to be called."""
     if given is None:
-        return AUTO
+        return tools, ()
     if isinstance(given, str):
         if given not in (AUTO, NONE, REQUIRED):
             raise Invalid(
@@ -199,15 +193,18 @@ def _choice(given: Any, tools: tuple[Tool, ...]) -> str:
             raise Invalid(
                 "tool_choice is required and there are no tools; give some", param="tool_choice"
             )
-        return given
+        if given == NONE:
+            return (), ()
+        return tools, tools if given == REQUIRED else ()
     name = _named(given)
-    if tool_named(tools, name) is None:
+    tool = tool_named(tools, name)
+    if tool is None:
         have = ", ".join(tool["name"] for tool in tools) or "none"
         raise Invalid(
             f"tool_choice names {name[:80]!r}, which is none of the tools ({have:.400})",
             param="tool_choice",
         )
-    return f"={name}"
+    return tools, (tool,)
 
 
 def _named(given: Any) -> str:

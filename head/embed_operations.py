@@ -14,9 +14,9 @@ from bus.messages.api import QOS_CLASSES
 from bus.messages.embeddings import EmbeddingsEvent, EmbedRequest
 from bus.messages.job_bodies import EMBED, EmbedBody, EmbedEnd, EmbedPart, pack_body, unpack_body
 from bus.messages.text import Described, EncodeTexts, TextsEncoded
-from head.encoders import ENCODER, makes_no_vectors
 from head.job_requests import DONE, JobRequest, JobRequests
 from head.jobs import JobDone, JobSpec
+from head.model_kinds import ENCODER, makes_no_vectors
 from head.operation import ApiRequest, Core
 
 #: Bytes of texts that one job of a text process gets: some tenths of a second.

@@ -12,7 +12,7 @@ from bus.fields import MaxBytes, Range
 from bus.ids import ModelName, NodeIdentity, SessionId, pack_ids
 from bus.messages.api import MAX_PROMPT_TOKENS, QOS_CLASSES, QOS_NAMES, Ids, Qos
 from head.answer_operations import LOCAL_OWNER
-from head.encoders import NO_TEXT, makes_no_text
+from head.model_kinds import NO_TEXT, makes_no_text
 from head.operation import ApiRequest, Core
 from head.placement import Placement, estimate_ms
 from head.queueing import Entry, RequestQueue

@@ -10,8 +10,8 @@ from bus.ids import ModelName, NodeIdentity
 from bus.messages.job_bodies import EMBED, TRANSCRIBE
 from bus.messages.parts import BlobRef
 from head.effects import NOBODY, ClientKey
-from head.encoders import DECODER, ENCODER, TRANSCRIBER
 from head.fleet_node import Node
+from head.model_kinds import DECODER, ENCODER, TRANSCRIBER
 
 #: Gives the body with which to go on, of the first one and the number of parts that came.
 Resume = Callable[[bytes, int], bytes]

@@ -19,7 +19,7 @@ from bus.messages.api import (
 )
 from bus.messages.parts import U32
 from bus.messages.text import Described, Encode, Encoded
-from head.answer_operations import LOCAL_OWNER, AnswerOperations, only_known
+from head.answer_operations import LOCAL_OWNER, AnswerOperations, of_session, only_known
 from head.answers import Answer
 from head.description_waits import ID_BYTES
 from head.operation import ApiRequest, Core
@@ -83,14 +83,7 @@ class SessionOperations:
     def generate(self, request: ApiRequest, now: float) -> None:
         named = from_map(SessionRequest, request.body)
         session = self._core.runs.made.find(LOCAL_OWNER, named.session)
-        body = {"qos": QOS_NAMES[session.qos], "model": session.model, **only_known(request.body)}
-        asked = from_map(SessionGenerateRequest, body)
-        if asked.model != session.model:
-            raise Invalid(
-                f"the session's model is {session.model}; leave model out, or create a session "
-                f"for {asked.model}",
-                param="model",
-            )
+        asked = from_map(SessionGenerateRequest, of_session(only_known(request.body), session))
         if self._answers.attach_known(request, asked, now, session.id):
             return
         self._core.runs.made.find_idle(LOCAL_OWNER, asked.session)

@@ -23,9 +23,9 @@ from bus.messages.job_bodies import (
     unpack_body,
 )
 from bus.messages.transcripts import SegmentsEvent, TranscribeRequest, TranscriptEnd
-from head.encoders import TRANSCRIBER, hears_nothing
 from head.job_requests import DONE, JobRequests
 from head.jobs import JobDone, JobSpec
+from head.model_kinds import TRANSCRIBER, hears_nothing
 from head.operation import ApiRequest, Core
 from head.uploads import check_hash
 

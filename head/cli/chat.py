@@ -22,7 +22,7 @@ from head.cli.logs import EXIT_INTERRUPTED
 from head.cli.output import format_option, note, print_error, print_json
 from head.cli.prompts import Lines, text_argument, whole_prompt
 from head.cli.sampling_options import logprob_lines, sampling_options
-from head.encoders import NO_TEXT, makes_no_text
+from head.model_kinds import NO_TEXT, makes_no_text
 
 #: Lines that end a chat.
 _GOODBYES = frozenset({"/exit", "/quit"})

@@ -33,8 +33,8 @@ from bus.text.model_files import CHAT_TEMPLATE, TEMPLATE_FOLDERS, TOKENIZER, TOK
 from bus.text.process import Handler, narrow_limits
 from bus.text.tokenizer import TextModel
 from bus.unpacking import unpack
-from head.encoders import NO_TEXT, folder_kind, makes_no_text
 from head.json_values import MAX_DEPTH
+from head.model_kinds import NO_TEXT, folder_kind, makes_no_text
 from head.text.channel_formats import choose_format
 from head.text.prompts import ChatPrompt, Prompt
 from head.text.templates import ChatTemplate
