@@ -72,7 +72,7 @@ class TextDesk(KnownTokenizers):
         return self._own_digests.get(model, 0) if model in self._own else 0
 
     def kind(self, model: ModelName) -> str:
-        """As in head/encoders.py; empty while it is not known, or only of a decoder's node."""
+        """As in head/model_kinds.py; empty while it is not known, or only of a decoder's node."""
         known = self._described.get(model)
         return known.kind if known else self.other_kind(model)
 
