@@ -16,6 +16,7 @@ from head.cli.context import CliContext, pass_context
 from head.cli.keys import fleet_token_file
 from head.cli.machine import agents_configured, head_was_here
 from head.cli.model_loading import model_load, model_unload
+from head.cli.model_plan import model_plan
 from head.cli.model_store import (
     default_name,
     import_model,
@@ -250,5 +251,5 @@ def model_ls(context: CliContext, fleet: bool, form: str) -> None:
     print_rows(local_models(context.look().models), _LOCAL_COLUMNS, form)
 
 
-for _command in (model_load, model_unload):
+for _command in (model_load, model_unload, model_plan):
     model.add_command(_command)
