@@ -47,6 +47,25 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageStatus:
+    """Which part of which model a folder holds: layers `first` to `end`, not including it.
+
+    `model` is the whole model's name and `whole` names its content, equal for all stages of it.
+    `hidden` is the width of hidden states, `hidden_type` what this stage computes them in.
+    """
+
+    model: Annotated[ModelName, MaxBytes(256), OneLine()]
+    whole: Name
+    index: Annotated[int, Range(0, 255)]
+    stages: Annotated[int, Range(1, 256)]
+    first: U32
+    end: U32
+    layers: U32
+    hidden: U32
+    hidden_type: Name = "float32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
     """One model on one node. Rates are tokens/s measured while busy; 0 is not yet known.
 

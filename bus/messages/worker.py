@@ -18,7 +18,7 @@ from bus.codec import Codec
 from bus.fields import MaxBytes, MaxItems, OneOf, Range
 from bus.ids import GenerationId, NumericsId, PackedIds, SessionId, WorkerIncarnation
 from bus.messages.media import MAX_MEDIA, MediaRef
-from bus.messages.parts import U8, U32, Finish, Name, Segment
+from bus.messages.parts import U8, U32, Finish, Name, Segment, StageStatus
 from bus.messages.sampling import SamplingParams
 
 Path = Annotated[str, MaxBytes(4096)]
@@ -219,6 +219,8 @@ class Ready:
     kind: Name = ""
     text_digest: int = 0
     weights_digest: int = 0
+    #: Of a stage, which takes no generation before its chain is open (worker_stages.py).
+    stage: StageStatus | None = None
 
 
 @WORKER.message(tag=33)
