@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
+from click.testing import CliRunner, Result
 
 from agent.models.layer_sizes import layer_sizes
+from bench.cluster import Cluster
+from head.cli.command_line import cli
 from tests.e2e.scripted_fleet import Fleet, Served, served, sfctl
 from tests.harness.gguf_models import SmallModel, write_model
 from tests.harness.models import toy_model_folder
@@ -145,3 +147,15 @@ def test_without_nodes_there_is_no_plan(fleet: Served) -> None:
     missing = sfctl(fleet[1], "model", "plan", "nothing")
     assert missing.exit_code == 5
     assert "there is no file or model nothing" in missing.stderr
+
+
+def test_a_real_head_reports_what_a_plan_needs() -> None:
+    with Cluster(toy_model_folder().path, threads=1) as cluster:
+        options = ["--state", str(cluster.state), "model", "plan", cluster.model, "-o", "json"]
+        result = CliRunner().invoke(cli, options)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    (stage,) = found["stages"]
+    assert (found["ranges"], found["window"]) == ("0-1", 4096)
+    assert stage["memory_bytes"] <= stage["free_bytes"]
+    assert found["commands"][-1].endswith(f"model load toy {stage['node']}")
