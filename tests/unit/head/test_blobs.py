@@ -11,12 +11,8 @@ import pytest
 from bus.blob_receiver import BlobReceiver
 from bus.blob_sender import STALL_S
 from bus.ids import CommandId, Epoch, GenerationId, NodeIdentity, SessionId
-from bus.messages.link import (
-    GenerateReq,
-    XferAbort,
-    XferBegin,
-    XferChunk,
-)
+from bus.messages.link import GenerateReq
+from bus.messages.link_transfers import XferAbort, XferBegin, XferChunk
 from bus.messages.parts import BlobRef
 from bus.messages.sampling import SamplingParams
 from bus.timers import Timers
