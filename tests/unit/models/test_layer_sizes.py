@@ -10,11 +10,14 @@ import pytest
 
 from agent.config import WorkerSection
 from agent.models.__main__ import main
+from agent.models.export import export_genai
 from agent.models.folder import GRAPH_DATA, RECORD, ModelFolder
+from agent.models.foreign import import_foreign
 from agent.models.gguf_header import read_header
 from agent.models.importer import import_gguf
 from agent.models.layer_sizes import KV_HOST_BYTES, LayerSizes, layer_sizes
 from bus.errors import Invalid, NotFound
+from tests.harness.foreign_folders import OptimumGraph, write_optimum
 from tests.harness.gguf_models import FAMILIES, SmallModel, write_model
 from tests.harness.models import (
     gemma3_folder,
@@ -119,3 +122,15 @@ def test_the_program_prints_them(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert done == {"event": "done", "path": str(path)}
     with pytest.raises(NotFound):
         layer_sizes(tmp_path / "none.gguf")
+
+
+def test_folders_of_other_programs_are_told_apart_too(tmp_path: Path) -> None:
+    back = import_foreign(export_genai(toy_model_folder(), tmp_path / "genai"), tmp_path / "back")
+    # it has the float32 graph alone, whose tables take 4 bytes a value; its data has both
+    assert layer_sizes(back.path).every_bytes == 2 * 4096 * 16 * 4
+    assert whole(layer_sizes(back.path)) < data_bytes(back)
+    source = write_optimum(tmp_path / "source", OptimumGraph().model())
+    sizes = layer_sizes(import_foreign(source, tmp_path / "optimum").path)
+    assert len(sizes.layers) == 2
+    assert sizes.layers[0] == sizes.layers[1] > 0
+    assert min(sizes.embedding_bytes, sizes.head_bytes, sizes.every_bytes) > 0
