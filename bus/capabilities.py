@@ -31,8 +31,13 @@ JOBS = "jobs"
 MEDIA = "media"
 #: Constraints that begin with a tag (`at_start` of a structural one).
 TAGS_AT_START = "tags_at_start"
+#: Workers that serve a model together, a range of its layers each (the Stage messages).
+STAGES = "stages"
 #: Everything that this version can do.
-CAPABILITIES = (REKEY, PROBE, BLOBS, SAMPLING, MODELS, PARKING, JOBS, MEDIA, TAGS_AT_START)
+CAPABILITIES = (
+    *(REKEY, PROBE, BLOBS, SAMPLING, MODELS, PARKING, JOBS, MEDIA, TAGS_AT_START),
+    STAGES,
+)
 
 
 def negotiated(ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:

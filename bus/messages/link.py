@@ -21,7 +21,7 @@ from bus.ids import (
     SessionId,
     WorkerIncarnation,
 )
-from bus.messages import link_jobs, link_transfers
+from bus.messages import link_jobs, link_stages, link_transfers
 from bus.messages.link_codec import LINK, MAX_MESSAGE_BYTES
 from bus.messages.link_parking import SessionPark, SessionRestore
 from bus.messages.media import MAX_MEDIA, MediaRef
@@ -45,8 +45,8 @@ from bus.messages.parts import (
 )
 from bus.messages.sampling import SamplingParams
 
-#: Two of these are imported for their messages alone: who has this module can decode all of Link-F.
-__all__ = ["LINK", "MAX_MESSAGE_BYTES", "link_jobs", "link_transfers"]
+#: Some are imported for their messages alone: who has this module can decode all of Link-F.
+__all__ = ["LINK", "MAX_MESSAGE_BYTES", "link_jobs", "link_stages", "link_transfers"]
 
 # --- the end of the handshake -----------------------------------------------------------------
 

@@ -64,15 +64,22 @@ class StageStatus:
     hidden: U32
     hidden_type: Name = "float32"
 
+    @property
+    def is_last(self) -> bool:
+        """Whether it ends in logits, so that its worker draws for the whole chain."""
+        return self.end >= self.layers
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
     """One model on one node. Rates are tokens/s measured while busy; 0 is not yet known.
 
     `worker_phase` and `steps` are the worker's progress, as in `WorkerBeat`. `kind` is
-    what it is: empty for a decoder, `encoder`, `transcriber`; empty also before it is known.
+    what it is: empty for a decoder, `encoder`, `transcriber`, `stage`; empty before it is known.
     `text_digest` names the files that its texts go by (bus/text/tokenizer_files.py),
-    `weights_digest` its weights: 0 where the node does not say.
+    `weights_digest` its weights: 0 where the node does not say. `stage` is set where it is a part
+    of a model: the last one has the name of the whole and is ready when its chain is open, the
+    others have names of their own and the kind `stage`.
     """
 
     name: Annotated[ModelName, OneLine()]
@@ -96,6 +103,7 @@ class ModelStatus:
     kind: Name = ""
     text_digest: int = 0
     weights_digest: int = 0
+    stage: StageStatus | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
