@@ -44,7 +44,7 @@ DESK = (
     ),
     Mutant(
         name="jobs_wait_for_no_node",
-        target="head.jobs:JobDesk._waits_until",
+        target="head.job_waits:JobWaits.until",
         find="return until if may_come and now < until else None",
         replace="return None",
         profiles=JOB,
@@ -109,14 +109,14 @@ REQUESTS = (
         target="head.embed_operations:_Embedding._resume",
         find="self._first = self._given",
         replace="self._first = 0",
-        profiles=JOB,
+        profiles=("vectors",),
     ),
     Mutant(
         name="vectors_of_the_last_text_twice",
         target="head.embed_operations:_Embedding._event",
         find="if self._is_known:",
         replace="if False:",
-        profiles=JOB,
+        profiles=("vectors",),
     ),
     Mutant(
         name="windows_from_the_start_again",
@@ -206,13 +206,6 @@ FETCHES = (
         target="head.tokenizers:TokenizerDesk._start",
         find="if fetch.key in self._store.kept():",
         replace="if False:",
-        profiles=JOB,
-    ),
-    Mutant(
-        name="fetches_end_with_their_first_node",
-        target="head.tokenizers:TokenizerDesk._over",
-        find="self._look(fetch.key.model, now)",
-        replace="pass",
         profiles=JOB,
     ),
 )

@@ -10,12 +10,12 @@ from bus.ids import ModelName, PackedIds, pack_ids
 from bus.messages.job_bodies import EMBED, TRANSCRIBE
 from tests.harness.blob_rig import blob_of
 from tests.harness.memory_transcriber import Window, made_up_sound, windows_of
+from tests.sim.world.profiles import Profile
 
 #: Models that do jobs.
 ENCODER = ModelName("encoder")
 WHISPER = ModelName("whisper")
-#: Texts of a request, of which a part has fifteen; seconds of a sound, whose windows take 10 to 28.
-TEXTS = (1, 3, 14, 15, 16, 40)
+#: Seconds of a sound, whose windows take 10 to 28.
 SECONDS = (5, 60, 300, 900)
 
 
@@ -100,12 +100,12 @@ class JobAsk:
     cancelled: bool = False
 
 
-def draw_plan(rng: Random, name: str, *, budgeted: float, small_credit: float) -> JobPlan:
+def draw_plan(rng: Random, name: str, profile: Profile) -> JobPlan:
     """A request that no other is like."""
-    wall_ms = rng.randint(500, 8000) if rng.random() < budgeted else 0
-    credit = rng.choice((1, 2, 5)) if rng.random() < small_credit else 4096
-    if rng.random() < 0.5:
-        texts = tuple(f"{name} text {place}" for place in range(rng.choice(TEXTS)))
+    wall_ms = rng.randint(500, 8000) if rng.random() < profile.budgeted else 0
+    credit = rng.choice((1, 2, 5)) if rng.random() < profile.small_credit else 4096
+    if rng.random() < profile.embeds:
+        texts = tuple(f"{name} text {place}" for place in range(rng.choice(profile.texts)))
         return JobPlan(name=name, texts=texts, wall_ms=wall_ms, credit=credit)
     sound = made_up_sound(rng.choice(SECONDS), rng.randbytes(rng.choice((50, 20_000))))
     language = rng.choice(("", "", "en", "fo"))

@@ -24,11 +24,14 @@ from head.jobs import MAX_STARTS
 from tests.sim.world.job_plans import JobAsk, JobPlan
 from tests.sim.world.job_service import JobService
 from tests.sim.world.record import Record, Violation
+from tests.sim.world.verdicts import DRIFT
 
 if TYPE_CHECKING:
     from tests.sim.world.world import World
 #: A reply may be on its way for so long that was decided before a node had work again.
 UNDRAINED_S = 2.0
+#: A head ends a request whose budget is over within this.
+EXPIRED_S = 1.0
 
 
 @dataclass(slots=True)
@@ -152,6 +155,16 @@ class JobRules:
             ask.events += 1
         else:
             ask.ended = True
+
+    def look(self, now: float, acting_since: float) -> None:
+        """At requests whose budget is over, of a head that is there since."""
+        for ask in self.asks.values():
+            # Its error comes after what waits for credit.
+            if not ask.plan.wall_ms or ask.ended or ask.gone or len(ask.parts) > ask.events:
+                continue
+            due_s = ask.asked_s + ask.plan.wall_ms / 1000 * (1 + DRIFT)
+            if now > max(due_s, acting_since) + EXPIRED_S:
+                raise Violation(f"{ask.plan.name} has outlived its budget by {now - due_s:.1f} s")
 
     # --- links --------------------------------------------------------------------------------
 

@@ -244,6 +244,8 @@ class Oracle(Observer):
         if self.events % LOOK_EVERY_EVENTS == 0:
             self._check_bounds()
             self.accounts.look(self._now)
+            if not self.record.head_paused and self.accounts.acting_since <= self._now:
+                self.jobs.look(self._now, self.accounts.acting_since)
 
     def _check_bounds(self) -> None:
         head = self._world.fleet.head

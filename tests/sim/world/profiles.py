@@ -49,6 +49,10 @@ class Profile:
     chats: float = 0.0
     #: Share of callers that ask for jobs.
     jobs: float = 0.0
+    #: Share of those that want vectors.
+    embeds: float = 0.5
+    #: Texts of a request, of which a part has fifteen.
+    texts: tuple[int, ...] = (1, 3, 14, 15, 16, 40)
     #: How long a text process may take for a job.
     text_s: tuple[float, ...] = (0.001,)
     #: Shares of pauses between turns, and of turns, in which a session is parked; of pauses in
@@ -238,7 +242,21 @@ QUEUES = Profile(
     faults={"drain": 1},
     fault_every_s=(5.0,),
 )
-BY_NAME = {profile.name: profile for profile in (*PROFILES, DRIPS, ROLLING, QUEUES)}
+#: Vectors of many texts, which are read slowly over links that are cut. Not drawn.
+VECTORS = Profile(
+    name="vectors",
+    jobs=1.0,
+    embeds=1.0,
+    texts=(240, 300),
+    calls=(2, 3),
+    small_credit=1.0,
+    budgeted=0.0,
+    cancelled=0.0,
+    dropped=0.0,
+    faults={"cut": 3, "crash_side": 1},
+    fault_every_s=(2.0, 4.0),
+)
+BY_NAME = {profile.name: profile for profile in (*PROFILES, DRIPS, ROLLING, QUEUES, VECTORS)}
 
 
 def choose(seed: int, name: str | None = None) -> Profile:

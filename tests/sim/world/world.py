@@ -197,10 +197,7 @@ class World:
             self.fleet.after(begin_s + rng.expovariate(0.5), caller.drop)
 
     def _plan_job(self, name: str) -> None:
-        profile = self.profile
-        plan = draw_job(
-            self.rng, name, budgeted=profile.budgeted, small_credit=profile.small_credit
-        )
+        plan = draw_job(self.rng, name, self.profile)
         self.job_plans.append(plan)
         caller = JobCaller(self, plan)
         self.callers.add(caller)
