@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from agent.models.architecture import DecoderConfig, WeightSource
-from agent.models.decoder_files import genai_decoder, kv_record
+from agent.models.decoder_files import (
+    genai_decoder,
+    kv_record,
+    stage_of,
+    stage_signature,
+)
 from agent.models.folder import (
     CHAT_TEMPLATE,
     GENAI_CONFIG,
@@ -20,7 +25,14 @@ from agent.models.folder import (
     Signature,
 )
 from agent.models.graph import INT8_ACTIVATIONS, Numerics, write_graphs
-from agent.models.selftest import TEXTS, choose, open_session
+from agent.models.selftest import (
+    TEXTS,
+    choose,
+    choose_stage,
+    open_session,
+    stage_prompt,
+)
+from agent.models.stages import Stage, StageChoice
 from agent.models.tensors import Precision
 from agent.models.tokenizer import build_tokenizer, tokenizer_config
 from agent.models.vocabulary_source import VocabularySource
@@ -52,14 +64,28 @@ class ModelSource:
     quantization: Mapping[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stage to make, and the name of the whole model."""
+
+    model: str
+    choice: StageChoice
+
+
 def assemble(
     source: ModelSource,
     target: Path,
     *,
     numerics: Numerics = INT8_ACTIVATIONS,
+    part: Part | None = None,
     progress: Progress = no_progress,
 ) -> ModelFolder:
     """Make the folder `target`, replacing what is there, and run its self-test.
+
+    Args:
+        numerics: how the CPU graph computes.
+        part: which stage to make; the whole model by default.
+        progress: told what is done.
 
     Raises:
         Invalid: the folder's name or the model can not be used.
@@ -73,32 +99,50 @@ def assemble(
             source.weights,
             GRAPH_FILES,
             numerics=numerics,
+            layers=None if part is None else part.choice.layers,
             progress=lambda done, total: progress("layers", done, total),
         )
         progress("tokenizer", 0, 1)
-        signature = _signature(source.config, inputs)
-        prompts = _write_vocabulary(partial, source, signature)
+        whole = _signature(source.config, inputs)
+        prompts = _write_vocabulary(partial, source, whole)
         progress("tokenizer", 1, 1)
         progress("self-test", 0, 1)
-        test = choose(open_session(partial / GRAPH), signature, prompts)
+        signature = whole if part is None else stage_signature(whole, part.choice, inputs)
+        if part is None:
+            test = choose(open_session(partial / GRAPH), signature, prompts)
+        else:
+            session = open_session(partial / GRAPH, packed=False)
+            test = choose_stage(session, signature, stage_prompt(prompts))
         progress("self-test", 1, 1)
-        write_record(
-            partial,
-            {
-                "name": target.name,
-                "source": dict(source.origin),
-                "architecture": source.config.architecture.name,
-                "quantization": dict(source.quantization),
-                "numerics": {key: int(value) for key, value in asdict(numerics).items()},
-                "signature": asdict(signature),
-                "kv_bytes_per_token": kv_record(signature),
-                "eos_ids": list(source.vocabulary.eos_ids),
-                "bos_id": source.vocabulary.bos_id,
-                "add_bos": source.vocabulary.add_bos,
-                "self_test": asdict(test),
-            },
-        )
+        accuracy = {key: int(value) for key, value in asdict(numerics).items()}
+        record = {
+            "name": target.name,
+            "source": dict(source.origin),
+            "architecture": source.config.architecture.name,
+            "quantization": dict(source.quantization),
+            "numerics": accuracy,
+            "signature": asdict(signature),
+            "kv_bytes_per_token": kv_record(signature),
+            "eos_ids": list(source.vocabulary.eos_ids),
+            "bos_id": source.vocabulary.bos_id,
+            "add_bos": source.vocabulary.add_bos,
+            "self_test": asdict(test),
+        }
+        if part is not None:
+            record["stage"] = asdict(_stage(source, part, accuracy, whole))
+        write_record(partial, record)
     return ModelFolder.open(target)
+
+
+def _stage(source: ModelSource, part: Part, accuracy: dict[str, int], whole: Signature) -> Stage:
+    return stage_of(
+        part.choice,
+        part.model,
+        source=source.origin,
+        architecture=source.config.architecture.name,
+        numerics=accuracy,
+        whole=whole,
+    )
 
 
 def _signature(config: DecoderConfig, inputs: list[str]) -> Signature:

@@ -303,6 +303,8 @@ def folder_facts(folder: ModelFolder) -> Findings:
         own["dimensions"] = figures.hidden
     if folder.transcriber is not None:
         own["languages"] = list(folder.transcriber.languages)
+    if folder.stage is not None:
+        own["stage"] = folder.stage.describe()
     return {
         "name": folder.path.name,
         "architecture": folder.architecture,

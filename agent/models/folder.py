@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.models.sources import known_names, pulled_name
+from agent.models.stages import Stage, stage_from_record
 from agent.models.transcriber_figures import TranscriberFigures, figures_from_record
 from bus.errors import ModelIncomplete, NotFound
 
@@ -94,7 +95,8 @@ class SelfTest:
     Attributes:
         margin: by how much that token's logit led the next one.
         vector: of an encoder, in place of the token (then -1): the first values of its mean of the
-            prompt, of length 1; of a transcriber, beside the token: the first logits after it.
+            prompt, of length 1; of a transcriber, beside the token: the first logits after it; of
+            a stage, in place of the token: some values of what it gives after the prompt.
     """
 
     prompt: tuple[int, ...]
@@ -135,6 +137,7 @@ class ModelFolder:
         files: name to record, for every file but the record itself.
         encoder: set of an encoder, which makes vectors; a decoder makes text.
         transcriber: set of a transcriber, which writes what it hears.
+        stage: set of a decoder's folder that holds a range of its layers.
     """
 
     path: Path
@@ -151,6 +154,7 @@ class ModelFolder:
     files: Mapping[str, FileRecord]
     encoder: EncoderFigures | None = None
     transcriber: TranscriberFigures | None = None
+    stage: Stage | None = None
 
     @classmethod
     def open(cls, path: Path, *, verify: bool = False) -> ModelFolder:
@@ -273,22 +277,31 @@ def file_sha256(path: Path) -> str:
 
 def import_command(path: Path) -> str:
     """The command that makes a folder, again where its record says of what it was made."""
-    name, source = path.name, _recorded_source(path)
+    name, source, which = path.name, _recorded(path, "source"), ""
+    try:
+        stage = stage_from_record(_recorded(path, "stage") or None)
+    except (KeyError, TypeError, ValueError):
+        stage = None
+    if stage is not None:
+        name = stage.model
+        if source.get("kind") != "gguf":
+            return f"sfctl model split {shlex.quote(name)} --stages {stage.stages}"
+        which = f" --stage {stage.index + 1}/{stage.stages} --layers {stage.range}"
     pulled = pulled_name(str(source.get("sha256")))
     if pulled is None and not source and name in known_names():
         pulled = name
     what = pulled or str(source.get("file") or "FILE.gguf")
     named = "" if pulled == name else f" --name {shlex.quote(name)}"
-    return f"sfctl model import {shlex.quote(what)}{named}"
+    return f"sfctl model import {shlex.quote(what)}{which}{named}"
 
 
-def _recorded_source(path: Path) -> Mapping[str, Any]:
-    """`source` of a record that may be damaged; empty when it can not be read."""
+def _recorded(path: Path, key: str) -> Mapping[str, Any]:
+    """An object of a record that may be damaged; empty when it can not be read."""
     try:
-        source = json.loads((path / RECORD).read_text("utf-8"))["source"]
+        found = json.loads((path / RECORD).read_text("utf-8"))[key]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
-    return source if isinstance(source, dict) else {}
+    return found if isinstance(found, dict) else {}
 
 
 def _incomplete(path: Path, fact: str) -> ModelIncomplete:
@@ -344,6 +357,7 @@ def _from_record(path: Path, record: Mapping[str, Any]) -> ModelFolder:
             },
             encoder=_encoder(path, record),
             transcriber=_transcriber(record),
+            stage=_stage(record),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _incomplete(path, f"{RECORD} is damaged ({error!r})") from error
@@ -373,3 +387,16 @@ def _transcriber(record: Mapping[str, Any]) -> TranscriberFigures | None:
     if not record["self_test"]["vector"]:
         raise ValueError("no self-test of a transcriber")
     return figures_from_record(record["transcriber"])
+
+
+def _stage(record: Mapping[str, Any]) -> Stage | None:
+    """Which part of its model a folder holds; None of a whole one."""
+    stage = stage_from_record(record.get("stage"))
+    if stage is None:
+        return None
+    figures = record["signature"]
+    if (figures["first_layer"], figures["layers"]) != (stage.first, stage.end - stage.first):
+        raise ValueError("stage and signature have other layers")
+    if not record["self_test"]["vector"]:
+        raise ValueError("no self-test of a stage")
+    return stage

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from bus.errors import Invalid
@@ -271,8 +271,3 @@ def _not_covering(layers: int, ranges: Sequence[LayerRange], fact: str) -> Inval
 
 def _named(part: LayerRange) -> str:
     return f"layer {part.first}" if part.end - part.first == 1 else f"layers {part}"
-
-
-def stage_record(stage: Stage) -> dict[str, Any]:
-    """A record's `stage`."""
-    return asdict(stage)

@@ -26,6 +26,8 @@ from agent.models.graph import EXACT
 from agent.models.importer import import_gguf
 from agent.models.pull import pull
 from agent.models.sources import FOLDER_SOURCES, SOURCES
+from agent.models.split import split_model
+from agent.models.stages import even_stages
 from agent.models.toy import write_toy
 from agent.models.whisper_importer import import_whisper
 from bus.errors import ModelIncomplete, NotFound
@@ -45,17 +47,17 @@ def cache_folder() -> Path:
 
 def toy_model_folder() -> ModelFolder:
     """The toy model: byte tokens, two layers, loads in milliseconds."""
-    return _cached("toy", write_toy)
+    return cached_model("toy", write_toy)
 
 
 def smollm2_folder() -> ModelFolder:
     """SmolLM2-135M-Instruct, imported; skips the test where the index can not be reached."""
-    return _cached("smollm2", lambda target: import_gguf(smollm2_gguf(), target))
+    return cached_model("smollm2", lambda target: import_gguf(smollm2_gguf(), target))
 
 
 def smollm2_exact_folder() -> ModelFolder:
     """The same with float32 activations and dense 8-bit weights; to compare with a reference."""
-    return _cached(
+    return cached_model(
         "smollm2-exact", lambda target: import_gguf(smollm2_gguf(), target, numerics=EXACT)
     )
 
@@ -67,12 +69,12 @@ def smollm2_gguf() -> Path:
 
 def gemma3_folder() -> ModelFolder:
     """Gemma-3-270M, imported: a base model, which has no chat template."""
-    return _cached("gemma3-270m", lambda target: import_gguf(gemma3_gguf(), target))
+    return cached_model("gemma3-270m", lambda target: import_gguf(gemma3_gguf(), target))
 
 
 def gemma3_float_folder() -> ModelFolder:
     """The same with float32 activations; to compare with a reference."""
-    return _cached(
+    return cached_model(
         "gemma3-270m-float",
         lambda target: import_gguf(gemma3_gguf(), target, numerics=FLOAT_ACTIVATIONS),
     )
@@ -83,9 +85,22 @@ def gemma3_gguf() -> Path:
     return _pulled("gemma3-270m")
 
 
+def stage_folders(whole: ModelFolder, stages: int) -> list[ModelFolder]:
+    """The stages of a model, evenly cut, in a folder of models of their own."""
+    models = whole.path.parent / ".stages"
+    chosen = even_stages(whole.signature.layers, stages)
+    with locked(f"{whole.path.name}.{stages}"):
+        try:
+            return [
+                ModelFolder.open(models / choice.folder_name(whole.path.name)) for choice in chosen
+            ]
+        except (NotFound, ModelIncomplete):
+            return split_model(whole, models, chosen)
+
+
 def minilm_folder() -> ModelFolder:
     """all-MiniLM-L6-v2, an encoder, imported."""
-    return _cached("minilm", lambda target: import_encoder(minilm_source(), target))
+    return cached_model("minilm", lambda target: import_encoder(minilm_source(), target))
 
 
 def minilm_source() -> Path:
@@ -95,7 +110,7 @@ def minilm_source() -> Path:
 
 def whisper_folder() -> ModelFolder:
     """Whisper tiny.en, a transcriber, imported."""
-    return _cached("whisper-tiny-en", lambda target: import_whisper(whisper_source(), target))
+    return cached_model("whisper-tiny-en", lambda target: import_whisper(whisper_source(), target))
 
 
 def whisper_source() -> Path:
@@ -123,7 +138,8 @@ def _pulled(name: str) -> Path:
         pytest.skip(f"{requirement}: {error}")
 
 
-def _cached(name: str, make: Callable[[Path], ModelFolder]) -> ModelFolder:
+def cached_model(name: str, make: Callable[[Path], ModelFolder]) -> ModelFolder:
+    """A model's folder, made when this code has not made it yet."""
     target = cache_folder() / _code_digest() / name
     with locked(name):
         try:

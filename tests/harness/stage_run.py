@@ -19,13 +19,16 @@ class StageRun:
         folders: of the stages in order, or of the whole model.
         lanes: rows of the caches.
         room: positions of each.
+        rows: of a chunk's logits, as many of the last ones; None gives all.
     """
 
-    def __init__(self, folders: Sequence[ModelFolder], *, lanes: int, room: int) -> None:
-        self._stages = [_Stage(folder, lanes, room) for folder in folders]
+    def __init__(
+        self, folders: Sequence[ModelFolder], *, lanes: int, room: int, rows: int | None = None
+    ) -> None:
+        self._stages = [_Stage(folder, lanes, room, rows) for folder in folders]
 
     def prefill(self, lane: int, ids: Sequence[int], past: int) -> Floats:
-        """Feed tokens to one lane that holds `past`; logits after each of them."""
+        """Feed tokens to one lane that holds `past`; logits of the last rows."""
         return self._run(np.array([ids], np.int64), [past + len(ids)], slice(lane, lane + 1))
 
     def decode(self, ids: Sequence[int], lengths: Sequence[int]) -> Floats:
@@ -41,7 +44,8 @@ class StageRun:
 class _Stage:
     """A session and its caches."""
 
-    def __init__(self, folder: ModelFolder, lanes: int, room: int) -> None:
+    def __init__(self, folder: ModelFolder, lanes: int, room: int, rows: int | None) -> None:
+        self._rows = rows
         figures = folder.signature
         self._session = open_session(folder.graph)
         self._inputs = figures.inputs
@@ -58,7 +62,9 @@ class _Stage:
             **{name: cache[lanes] for name, cache in self._cache.items()},
         }
         if "logits_idx" in self._inputs:
-            feeds["logits_idx"] = np.arange(x.shape[0] * x.shape[1])
+            first = 0 if self._rows is None else max(0, x.shape[1] - self._rows)
+            places = np.arange(x.shape[0] * x.shape[1]).reshape(x.shape[:2])
+            feeds["logits_idx"] = places[:, first:].reshape(-1)
         outputs = [output.name for output in self._session.get_outputs()]
         first, *caches = self._session.run(outputs, feeds)
         for name, value in zip(outputs[1:], caches, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 
@@ -13,7 +14,6 @@ from agent.models.stages import (
     listed_stages,
     one_stage,
     stage_from_record,
-    stage_record,
     whole_digest,
 )
 from bus.errors import Invalid
@@ -129,7 +129,7 @@ SECOND = Stage(model="m", whole="ab", index=1, stages=2, first=15, end=30, layer
 
 
 def test_a_record_is_read_as_it_was_written() -> None:
-    written = json.loads(json.dumps(stage_record(SECOND)))
+    written = json.loads(json.dumps(asdict(SECOND)))
     assert written == {
         "model": "m",
         "whole": "ab",
@@ -150,7 +150,7 @@ def test_a_record_is_read_as_it_was_written() -> None:
 )
 def test_a_record_of_no_stage_is_damage(change: dict[str, object]) -> None:
     with pytest.raises(ValueError):
-        stage_from_record(stage_record(SECOND) | change)
+        stage_from_record(asdict(SECOND) | change)
 
 
 def test_content_names_a_model_and_not_how_its_file_is_called() -> None:
