@@ -3,8 +3,8 @@
 Every line on stdout is a JSON object:
 
     {"event": "progress", "step": ..., "done": n, "total": m}
-    {"event": "model", "name": ..., "path": ..., ...}     of `ls`, one a folder; of `check`, `show`,
-                                                           `sizes`
+    {"event": "model", "name": ..., "path": ..., ...}     of `ls` and `split`, one a folder; of
+                                                           `check`, `show`, `sizes`, `stage`
     {"event": "done", "path": ...}
     {"event": "error", "code": ..., "message": ...}
 
@@ -31,6 +31,7 @@ from agent.models.layer_sizes import layer_sizes
 from agent.models.pull import default_cache, pull
 from agent.models.registry import Unusable, find_model, list_models, remove_model
 from agent.models.sources import known_names
+from agent.models.stages import even_stages, listed_stages
 from agent.models.whisper_config import is_whisper_source
 from agent.models.writer import check_name
 from bus.errors import Internal, Invalid, StartError, SuperfluidError
@@ -74,6 +75,8 @@ def run_pull(arguments: argparse.Namespace) -> Path:
 def run_import(arguments: argparse.Namespace) -> Path:
     """`import PATH`: gives the model folder's path."""
     source: Path = arguments.file
+    if arguments.stage is not None or arguments.layers is not None:
+        return _import_stage(source, arguments)
     target = arguments.into / check_name(arguments.name)
     if source.resolve().is_relative_to(target.resolve()):
         raise Invalid(
@@ -94,9 +97,76 @@ def run_import(arguments: argparse.Namespace) -> Path:
         variant = arguments.variant
         return import_foreign(source, target, variant=variant, progress=progress).path
     if arguments.variant is not None:
-        raise Invalid(f"{source} has no variants; leave --variant out", param="variant")
+        raise _no_variants(source)
     make = import_whisper if whisper else import_encoder if source.is_dir() else import_gguf
     return make(source, target, progress=progress).path
+
+
+def _no_variants(source: Path) -> Invalid:
+    return Invalid(f"{source} has no variants; leave --variant out", param="variant")
+
+
+def _refuse_folder(source: Path, name: str) -> None:
+    """Only of a GGUF file is one stage made alone."""
+    if source.is_dir():
+        raise Invalid(
+            f"{source} is a folder, and one stage alone is made of a GGUF file only; import it "
+            f"whole, and split it with `sfctl model split {name}`",
+            param="stage",
+        )
+
+
+def _import_stage(source: Path, arguments: argparse.Namespace) -> Path:
+    _refuse_folder(source, arguments.name)
+    if arguments.variant is not None:
+        raise _no_variants(source)
+    try:
+        from agent.models.importer import import_gguf_stage
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
+    folder = import_gguf_stage(
+        source,
+        arguments.into,
+        arguments.name,
+        place=arguments.stage,
+        layers=arguments.layers,
+        progress=ProgressLines(),
+    )
+    return folder.path
+
+
+def run_stage(arguments: argparse.Namespace) -> Path:
+    """`stage FILE`: prints what an import of a stage would make; reads the header only."""
+    try:
+        from agent.models.importer import choose_gguf_stage
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
+    file: Path = arguments.file
+    _refuse_folder(file, arguments.name)
+    choice = choose_gguf_stage(file, arguments.stage, arguments.layers)
+    name = choice.folder_name(check_name(arguments.name))
+    emit("model", name=name, layers=str(choice.layers))
+    return file
+
+
+def run_split(arguments: argparse.Namespace) -> Path:
+    """`split FOLDER`: prints a line for each stage's folder."""
+    progress = ProgressLines()
+    try:
+        from agent.models.split import split_model
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
+    progress("read", 0, 1)
+    folder = ModelFolder.open(arguments.folder, verify=True)
+    progress("read", 1, 1)
+    layers = folder.signature.layers
+    if arguments.layers is None:
+        chosen = even_stages(layers, arguments.stages)
+    else:
+        chosen = listed_stages(layers, arguments.layers)
+    for made in split_model(folder, arguments.into, chosen, progress=progress):
+        emit("model", name=made.path.name, path=str(made.path), **_described(made))
+    return Path(arguments.into)
 
 
 def run_export(arguments: argparse.Namespace) -> Path:
@@ -171,6 +241,7 @@ def _described(model: ModelFolder | Unusable) -> dict[str, Any]:
         "window": model.signature.max_positions,
         "kv_bytes_per_token": model.kv_bytes_per_token(),
         "source": dict(model.source),
+        **({} if model.stage is None else {"stage": model.stage.describe()}),
     }
 
 
@@ -206,8 +277,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_variant(add)
     add.add_argument("--into", type=Path, required=True, help="the folder of models")
-    add.add_argument("--name", required=True)
+    add.add_argument("--name", required=True, help="of a stage, the whole model's")
+    _add_stage(add)
     add.set_defaults(run=run_import)
+    add = commands.add_parser("stage", help="say what an import of one stage would make")
+    add.add_argument("file", type=Path, help="a GGUF file")
+    add.add_argument("--name", required=True, help="the whole model's")
+    _add_stage(add)
+    add.set_defaults(run=run_stage)
+    add = commands.add_parser("split", help="make folders of a model's stages")
+    add.add_argument("folder", type=Path)
+    chosen = add.add_mutually_exclusive_group(required=True)
+    chosen.add_argument("--stages", type=int, help="how many, evenly cut")
+    chosen.add_argument("--layers", help="ranges such as 0-14,15-29")
+    add.add_argument("--into", type=Path, required=True, help="the folder of models")
+    add.set_defaults(run=run_split)
     add = commands.add_parser("export", help="write a model folder as another runtime loads it")
     add.add_argument("folder", type=Path)
     add.add_argument("--genai", action="store_true", required=True, help="for onnxruntime-genai")
@@ -241,6 +325,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_variant(command: argparse.ArgumentParser) -> None:
     command.add_argument("--variant", help="which of several graphs, such as q4 or fp16")
+
+
+def _add_stage(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--stage", help="one stage alone: which of how many, such as 1/2")
+    command.add_argument("--layers", help="its layers such as 0-14, or those of all stages")
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -8,7 +8,7 @@ from agent.models.assemble import ModelSource, Part, Progress, assemble, no_prog
 from agent.models.folder import ModelFolder, file_sha256
 from agent.models.gguf_file import GgufFile
 from agent.models.graph import INT8_ACTIVATIONS, Numerics
-from agent.models.stages import one_stage
+from agent.models.stages import StageChoice, one_stage
 from agent.models.vocabulary_check import check_vocabulary
 from agent.models.vocabulary_source import read_vocabulary
 from agent.models.writer import check_name
@@ -67,6 +67,16 @@ def import_gguf_stage(
     target = models / choice.folder_name(check_name(name))
     source = _source(file, weights, progress)
     return assemble(source, target, numerics=numerics, part=Part(name, choice), progress=progress)
+
+
+def choose_gguf_stage(file: Path, place: str | None, layers: str | None) -> StageChoice:
+    """Which stage an import would make, from the file's header.
+
+    Raises:
+        NotFound: no such file.
+        Invalid: a file or model that can not be imported, or no such stage.
+    """
+    return one_stage(GgufFile(file).config.layers, place, layers)
 
 
 def _source(file: Path, weights: GgufFile, progress: Progress) -> ModelSource:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -17,11 +16,15 @@ from head.cli.keys import fleet_token_file
 from head.cli.machine import agents_configured, head_was_here
 from head.cli.model_loading import model_load, model_unload
 from head.cli.model_plan import model_plan
+from head.cli.model_stages import model_split
 from head.cli.model_store import (
+    MODEL_WORD,
     default_name,
     import_model,
     local_models,
     pull_model,
+    stage_folder,
+    stage_words,
     variant_words,
 )
 from head.cli.model_use import check_replaceable, running_agents, serving_agents
@@ -29,24 +32,31 @@ from head.cli.nodes import MODEL_COLUMNS
 from head.cli.output import format_option, note, print_json, print_rows, progress_bars
 from head.cli.program import run_model_program
 
-_LOCAL_COLUMNS = ("name", "usable", "architecture", "size_bytes", "window", "reason")
+_LOCAL_COLUMNS = ("name", "usable", "architecture", "size_bytes", "window", "stage", "reason")
 #: What `check` and `show` print in their tables, in order, where the program told it.
 _CHECK_FACTS = (
     *("path", "usable", "kind", "graph", "variants", "device", "architecture", "name"),
     *("size_label", "parameters", "quantization"),
     *("files", "file_bytes", "window", "kv_bytes_per_token", "lanes", "lane_tokens"),
     *("weights_bytes", "kv_bytes", "memory_bytes", "tokenizer", "eos_ids", "chat_template"),
-    *("dimensions", "pooling", "normalize", "size_bytes", "verified"),
+    *("stage", "dimensions", "pooling", "normalize", "size_bytes", "verified"),
 )
 _SHOW_FACTS = (
-    *("name", "path", "kind", "architecture", "source", "digest", "quantization", "numerics"),
+    *(
+        "name",
+        "path",
+        "kind",
+        "stage",
+        "architecture",
+        "source",
+        "digest",
+        "quantization",
+        "numerics",
+    ),
     *("layers", "dimensions", "pooling", "normalize", "trained_tokens"),
     *("vocab", "window", "kv_bytes_per_token", "size_bytes", "float16_graph", "template_file"),
     *("eos_ids", "eos_ids_by_file", "bos_id", "add_bos"),
 )
-#: What a model is pulled by: a word, not a path.
-_PULL_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*\Z")
-
 
 _variant_option = click.option(
     "--variant", help="Which graph of an Optimum folder: q4, fp16, model [default: int4, if any]."
@@ -75,13 +85,22 @@ def model_pull(context: CliContext, name: str) -> None:
 @click.argument("source", metavar="FILE|FOLDER|NAME")
 @click.option("--name", help="What to call it [default: NAME, or the file's own].")
 @_variant_option
+@click.option("--stage", metavar="I/N", help="One stage of a GGUF file's model, such as 1/2.")
+@click.option("--layers", metavar="RANGES", help="Its layers, such as 0-14, or those of all N.")
 @pass_context
-def model_import(context: CliContext, source: str, name: str | None, variant: str | None) -> None:
+def model_import(
+    context: CliContext,
+    source: str,
+    name: str | None,
+    variant: str | None,
+    stage: str | None,
+    layers: str | None,
+) -> None:
     """Make a model folder from a GGUF file, a folder, or a known model by name.
 
     Folders are read as onnxruntime-genai and Optimum (onnx-community) lay them out, and encoders
     as safetensors, and Whispers as CTranslate2 does. Known names: smollm2, gemma3-270m, minilm,
-    whisper-tiny-en.
+    whisper-tiny-en. A stage is a range of layers, for a node that serves the model with others.
     """
     if name is not None and not name.strip():
         raise click.UsageError("--name is empty; say what to call the model.")
@@ -89,15 +108,16 @@ def model_import(context: CliContext, source: str, name: str | None, variant: st
         raise click.UsageError("FILE|FOLDER|NAME is empty; name a file, a folder or a known model.")
     file = Path(source)
     if not file.exists():
-        if not _PULL_NAME.match(source) or source.endswith(".gguf"):
+        if not MODEL_WORD.match(source) or source.endswith(".gguf"):
             raise NotFound(
                 f"there is no file or folder {source}; name a GGUF file, a folder or a known model"
             )
         file = pull_model(source)
         name = name or source
     state, name = context.state(), name or default_name(file)
-    check_replaceable(context, state, name)
-    folder = import_model(file, name, state.models, variant)
+    part = stage_words(stage, layers)
+    check_replaceable(context, state, stage_folder(file, name, part) if part else name)
+    folder = import_model(file, name, state.models, [*variant_words(variant), *part])
     click.echo(str(folder))
     note(f"next: {next_step(context, state, folder.name)}")
 
@@ -187,7 +207,7 @@ def model_rm(context: CliContext, name: str, yes: bool) -> None:
             f"{', '.join(serving)} of this machine serves {name}; unload it there first: "
             f"{context.command(f'model unload {name} {serving[0]}')}"
         )
-    known = _PULL_NAME.match(name.lower()) is not None and (state.models / name).exists()
+    known = MODEL_WORD.match(name.lower()) is not None and (state.models / name).exists()
     if known and not yes and not _confirmed(f"Remove {state.models / name}?"):
         note("nothing was removed")
         raise click.exceptions.Exit(1)
@@ -215,7 +235,7 @@ def _checked_path(context: CliContext, target: str) -> Path:
     if path.exists():
         return path
     named = context.look().models / target
-    if _PULL_NAME.match(target.lower()) and named.is_dir():
+    if MODEL_WORD.match(target.lower()) and named.is_dir():
         return named
     raise NotFound(
         f"there is no file, folder or model {target}; see: {context.command('model ls')}"
@@ -248,8 +268,11 @@ def model_ls(context: CliContext, fleet: bool, form: str) -> None:
         with context.client() as client:
             print_rows(client.models(), MODEL_COLUMNS, form)
         return
-    print_rows(local_models(context.look().models), _LOCAL_COLUMNS, form)
+    rows = local_models(context.look().models)
+    staged = any("stage" in row for row in rows)
+    columns = [name for name in _LOCAL_COLUMNS if staged or name != "stage"]
+    print_rows(rows, columns, form)
 
 
-for _command in (model_load, model_unload, model_plan):
+for _command in (model_load, model_unload, model_plan, model_split):
     model.add_command(_command)
