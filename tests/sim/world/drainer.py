@@ -89,7 +89,6 @@ class Drainer:
             facts.drain_told_s = self._world.fleet.now
             self._world.record.count("drains")
         elif op == "node.undrain" and name in self._wanted:
-            facts.undrain_told_s = self._world.fleet.now
             self._wanted.discard(name)
             self.drained.discard(name)
             self._world.oracle.look_at_service()

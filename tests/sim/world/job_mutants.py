@@ -24,8 +24,8 @@ DESK = (
     Mutant(
         name="jobs_wait_for_a_link_that_is_lost",
         target="head.jobs:JobDesk.link_down",
-        find="job.on.link == link",
-        replace="False",
+        find="job.on is None or job.on.link != link",
+        replace="True",
         profiles=JOB,
     ),
     Mutant(
@@ -60,7 +60,7 @@ DESK = (
     Mutant(
         name="jobs_begin_on_drained_nodes",
         target="head.job_kinds:objection",
-        find="if view.draining:",
+        find="if view.draining and not spec.of_kind.of_drained:",
         replace="if False:",
         profiles=JOB,
     ),

@@ -82,7 +82,6 @@ class JobAsk:
         given: inputs whose vectors are in them.
         events: that the head has sent.
         starts: jobs that were begun for it, and of those the ones that were lost.
-        early: links that ended while its file may have been on its way, before a job began.
         gone: the head knows that its client is there no more.
         ended: it has had its end, or error.
     """
@@ -94,7 +93,6 @@ class JobAsk:
     events: int = 0
     starts: int = 0
     losses: int = 0
-    early: int = 0
     gone: bool = False
     ended: bool = False
     cancelled: bool = False

@@ -28,8 +28,6 @@ from tests.sim.world.verdicts import DRIFT
 
 if TYPE_CHECKING:
     from tests.sim.world.world import World
-#: A reply may be on its way for so long that was decided before a node had work again.
-UNDRAINED_S = 2.0
 #: A head ends a request whose budget is over within this.
 EXPIRED_S = 1.0
 
@@ -93,8 +91,9 @@ class JobRules:
         if start.job in self._numbers or start.job in self._record.runs:
             raise Violation(f"job {start.job:x} is a number that was used before")
         self._numbers.add(start.job)
-        # One with a file was placed when that went on its way, which may have been before.
-        if not start.blobs and self._record.node(node).drain_told_s is not None:
+        # Giving a tokenizer is no work that drained nodes are spared.
+        is_work = start.kind != TOKENIZER_JOB
+        if is_work and self._record.node(node).drain_told_s is not None:
             raise Violation(f"a job begins on {node}, which is drained")
         ask = self._ask_of(start)
         if not head.has_link(link):
@@ -162,8 +161,10 @@ class JobRules:
             # Its error comes after what waits for credit.
             if not ask.plan.wall_ms or ask.ended or ask.gone or len(ask.parts) > ask.events:
                 continue
-            due_s = ask.asked_s + ask.plan.wall_ms / 1000 * (1 + DRIFT)
-            if now > max(due_s, acting_since) + EXPIRED_S:
+            # A head that was stopped heard of it when it went on.
+            heard_s = max(ask.asked_s, acting_since)
+            due_s = heard_s + ask.plan.wall_ms / 1000 * (1 + DRIFT)
+            if now > due_s + EXPIRED_S:
                 raise Violation(f"{ask.plan.name} has outlived its budget by {now - due_s:.1f} s")
 
     # --- links --------------------------------------------------------------------------------
@@ -196,10 +197,6 @@ class JobRules:
             ask = self._tries.pop(number).ask
             if ask is not None:
                 ask.losses += 1
-        running = {id(one.ask) for one in self._tries.values()}
-        for ask in self.asks.values():
-            if ask.plan.sound and not ask.ended and id(ask) not in running:
-                ask.early += 1
 
     # --- nodes --------------------------------------------------------------------------------
 
@@ -229,26 +226,14 @@ class JobRules:
         if code == "expired":
             return self.service.expired(plan.wall_ms, now - ask.asked_s)
         if code == "node_lost":
-            if ask.losses + ask.early >= MAX_STARTS:
+            if ask.losses >= MAX_STARTS:
                 return ""
-            if not ask.losses + ask.early:
+            if not ask.losses:
                 return "nothing of it was lost"
             return self.service.unserved(plan.model, self._failover_wait_s, now)
-        if code == "tokenizer_unavailable" and plan.texts and self._offered_by_drained(now):
-            return ""
         if code == "no_node":
             return self.service.unserved(plan.model, self._node_wait_s, now)
         return f"{code} is never an end of it"
-
-    def _offered_by_drained(self, now: float) -> bool:
-        """Whether a node is here that has a tokenizer and gives none: then others, which may be
-        on their way, are not waited for."""
-        drained = self._world.drainer.drained
-        return any(
-            facts.linked_since is not None
-            and (facts.name in drained or now - facts.undrain_told_s < UNDRAINED_S)
-            for facts in self._record.nodes.values()
-        )
 
     def check_quiet(self) -> None:
         """Nothing of any job is left anywhere."""

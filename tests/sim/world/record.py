@@ -190,7 +190,6 @@ class NodeFacts:
     drain_asked: bool = False
     drain_told_s: float | None = None
     undrained_s: float = -1.0
-    undrain_told_s: float = -10.0
 
 
 @dataclass(slots=True)
