@@ -6,11 +6,11 @@ A request that is refused here comes back in a moment; one that waits costs the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from bus.errors import QueueFull, RateLimited
-from bus.ids import ModelName
 from head.effects import NOBODY, ClientKey
 from head.pending_texts import MAX_CLIENT_BYTES, MAX_PENDING_BYTES, Continue
 
@@ -20,6 +20,9 @@ MAX_WAITING = 16 * 1024
 #: What a token id takes in a request that has it as a number.
 ID_BYTES = 40
 
+#: What tokenizers are named by.
+T = TypeVar("T", bound=Hashable)
+
 
 @dataclass(frozen=True, slots=True)
 class _Waiter:
@@ -28,23 +31,23 @@ class _Waiter:
     size_bytes: int
 
 
-class DescriptionWaits:
-    """Owned by the text desk."""
+class DescriptionWaits(Generic[T]):
+    """Owned by the text desk, and by what reads former tokenizers again."""
 
     def __init__(self) -> None:
-        self._waiting: dict[ModelName, list[_Waiter]] = {}
+        self._waiting: dict[T, list[_Waiter]] = {}
         self._counts: Counter[ClientKey] = Counter()
         self._bytes: Counter[ClientKey] = Counter()
 
-    def __contains__(self, model: object) -> bool:
-        return model in self._waiting
+    def __contains__(self, name: object) -> bool:
+        return name in self._waiting
 
     @property
-    def models(self) -> Collection[ModelName]:
-        """Models that something waits for."""
+    def names(self) -> Collection[T]:
+        """Tokenizers that something waits for."""
         return self._waiting.keys()
 
-    def add(self, model: ModelName, then: Continue, client: ClientKey, size_bytes: int) -> None:
+    def add(self, name: T, then: Continue, client: ClientKey, size_bytes: int) -> None:
         """Let something wait.
 
         Args:
@@ -55,14 +58,14 @@ class DescriptionWaits:
             RateLimited: as much of the client waits as may.
             QueueFull: too much waits.
         """
-        self._check_room(model, client, size_bytes)
-        self._waiting.setdefault(model, []).append(_Waiter(then, client, size_bytes))
+        self._check_room(client, size_bytes)
+        self._waiting.setdefault(name, []).append(_Waiter(then, client, size_bytes))
         self._counts[client] += 1
         self._bytes[client] += size_bytes
 
-    def take(self, model: ModelName) -> list[Continue]:
-        """What waited for a model, which waits no longer."""
-        taken = self._waiting.pop(model, [])
+    def take(self, name: T) -> list[Continue]:
+        """What waited for a tokenizer, which waits no longer."""
+        taken = self._waiting.pop(name, [])
         for waiter in taken:
             self._counts[waiter.client] -= 1
             self._bytes[waiter.client] -= waiter.size_bytes
@@ -70,7 +73,7 @@ class DescriptionWaits:
                 del self._counts[waiter.client], self._bytes[waiter.client]
         return [waiter.then for waiter in taken]
 
-    def _check_room(self, model: ModelName, client: ClientKey, size_bytes: int) -> None:
+    def _check_room(self, client: ClientKey, size_bytes: int) -> None:
         if client != NOBODY and self._counts[client] >= MAX_OF_CLIENT:
             raise RateLimited(
                 f"{self._counts[client]} requests of this connection wait for tokenizers, which is "
@@ -84,6 +87,6 @@ class DescriptionWaits:
             or (theirs and theirs + size_bytes > MAX_CLIENT_BYTES)
         ):
             raise QueueFull(
-                f"too much waits for the tokenizer of {model} already; try again in a second",
+                "too much waits for tokenizers already; try again in a second",
                 retry_after_ms=1000,
             )

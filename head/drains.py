@@ -4,7 +4,8 @@
 
 A stream moves when another node can take it at once: it goes on there under a higher epoch from
 the tokens that are kept, as after a failure, only without a wait. While none can, it stays where
-it is and runs on. Idle sessions lose their place; their next turn is placed elsewhere.
+it is and runs on. So does a job that was begun; one whose files are still on their way goes back in
+line. Idle sessions lose their place; their next turn is placed elsewhere.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from head.failover import Failover
 from head.fleet import Fleet
 from head.fleet_node import Node
 from head.generations import Generations
+from head.jobs import JobDesk
 from head.sessions import Session, Sessions
 from head.waiting import WaitingLine
 
@@ -37,6 +39,7 @@ class Drains:
         generations: Generations,
         failover: Failover,
         waiting: WaitingLine,
+        jobs: JobDesk,
         timers: Timers,
     ) -> None:
         self._fleet = fleet
@@ -44,6 +47,7 @@ class Drains:
         self._generations = generations
         self._failover = failover
         self._waiting = waiting
+        self._jobs = jobs
         self._timers = timers
         #: The one timer that looks again, and when it is due.
         self._timer: tuple[int, float] | None = None
@@ -56,6 +60,7 @@ class Drains:
 
     def look(self, now: float) -> None:
         """Move what can be moved off nodes that drain."""
+        self._jobs.leave_drained(now)
         self._stays = {
             node.identity: why
             for node in list(self._fleet.nodes)

@@ -9,6 +9,7 @@ from bus.capabilities import BLOBS, JOBS
 from bus.ids import ModelName, NodeIdentity
 from bus.messages.job_bodies import EMBED, TRANSCRIBE
 from bus.messages.parts import BlobRef
+from bus.text.tokenizer_export import TOKENIZER_JOB
 from head.effects import NOBODY, ClientKey
 from head.fleet_node import Node
 from head.model_kinds import DECODER, ENCODER, TRANSCRIBER
@@ -24,11 +25,13 @@ class JobKind:
     Attributes:
         served_by: kinds of models; None is all.
         repeats: a job that is done again gives the same parts, so those that came are skipped.
+        of_drained: a node that drains does it, too: it is no work of a lane.
         makes: what such a model makes, for people.
     """
 
     served_by: frozenset[str] | None = None
     repeats: bool = True
+    of_drained: bool = False
     makes: str = ""
 
 
@@ -36,6 +39,7 @@ class JobKind:
 JOB_KINDS = {
     EMBED: JobKind(frozenset({ENCODER}), repeats=False, makes="embeddings"),
     TRANSCRIBE: JobKind(frozenset({TRANSCRIBER}), repeats=False, makes="transcripts"),
+    TOKENIZER_JOB: JobKind(of_drained=True),
 }
 _ANY = JobKind()
 
@@ -105,7 +109,7 @@ def objection(node: Node, spec: JobSpec) -> str:
         return f"is down ({view.why_not})" if view.why_not else "is down"
     if spec.only is not None and view.identity not in spec.only:
         return "is not asked for this"
-    if view.draining:
+    if view.draining and not spec.of_kind.of_drained:
         return "is draining"
     if view.serving is None:
         return view.why_not

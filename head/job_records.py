@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bus.errors import SuperfluidError
-from bus.ids import GenerationId, NodeIdentity
+from bus.ids import GenerationId, NodeIdentity, WorkerIncarnation
 from bus.messages.link_jobs import FIRST_PARTS, JobStart
 from head.effects import LinkKey
 from head.fleet_node import Node
@@ -34,6 +34,11 @@ class Try:
     weights: int
     parts: int = 0
     granted: int = FIRST_PARTS
+
+    @property
+    def worker(self) -> WorkerIncarnation:
+        """The worker that has it, as the node's last status has it."""
+        return self.node.models[self.request.model].worker
 
 
 @dataclass(slots=True, kw_only=True)

@@ -18,11 +18,19 @@ from bus.errors import (
     UnsupportedOnFleet,
     WireError,
 )
-from bus.ids import NodeIdentity
+from bus.ids import ModelName, NodeIdentity
 from bus.messages.link_jobs import JobEnd
 from head.fleet import Fleet
 from head.job_kinds import lacking, wrong_kind
 from head.job_records import Job
+
+
+def line_full(model: ModelName, waiting: int) -> QueueFull:
+    """The error of a job behind which there is no place in line."""
+    return QueueFull(
+        f"{waiting} jobs wait for {model} already; try again in a second, or add a node",
+        retry_after_ms=1000,
+    )
 
 
 def no_place(fleet: Fleet, job: Job, objections: Mapping[NodeIdentity, str]) -> SuperfluidError:

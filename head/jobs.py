@@ -4,10 +4,11 @@
                  ▲                         │  link or worker lost, the node is busy
                  └─────────────────────────┘
 
-A job that is lost begins again on another node, or the same one, at most `MAX_STARTS` times; its
-owner sees each part once and in order. One that no node can do waits as long for one as a request
-for text does (head/waiting.py). Only what fits goes to nodes, everything else waits here, by class
-and fairly by client (head/job_line.py).
+A job has begun when its JobStart has left, behind its files; until then it is not lost with a node,
+nor left on one that drains. One that is lost begins again, anywhere, at most `MAX_STARTS` times;
+its owner sees each part once and in order. One that no node can do waits as long for one as a
+request for text does (head/waiting.py). Only what fits goes to nodes, everything else waits here,
+by class and fairly by client (head/job_line.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from bus.errors import BlobMissing, Expired, NodeLost, QueueFull, SuperfluidError
-from bus.ids import GenerationId, ModelName, NodeIdentity, WorkerIncarnation
+from bus.ids import GenerationId, ModelName, NodeIdentity
 from bus.messages.link_jobs import (
     MODEL_NOT_READY,
     MODEL_NOT_SERVED,
@@ -36,11 +37,11 @@ from head.job_credit import JobCredit
 from head.job_kinds import JobDone, JobSpec
 from head.job_line import JobLine
 from head.job_records import Job, OnEnd, OnPart, Try
-from head.job_refusals import error_of, no_place
+from head.job_refusals import error_of, line_full, no_place
 from head.job_room import JobRoom
 from head.job_waits import JobWaits
 from head.outbox import Outbox
-from head.waiting import MAX_RESTS, RECHECK_S, REST_S, WaitingPolicy
+from head.waiting import MAX_RESTS, REST_S, WaitingPolicy
 
 __all__ = ["JobDesk", "JobDone", "JobSpec"]
 
@@ -88,13 +89,12 @@ class JobDesk:
         self.timers = timers
         self._next_number = next_number
         self.room = JobRoom(fleet, timers, self.schedule)
-        self._waits = JobWaits(fleet, policy, failover_wait_s, now)
+        self._waits = JobWaits(fleet, policy, failover_wait_s, now, timers, self.schedule_all)
         self._credit = JobCredit(outbox)
         self._last_job = 0
         self._jobs: dict[int, Job] = {}
         self._by_try: dict[GenerationId, Job] = {}
         self._lines: dict[ModelName, JobLine] = {}
-        self._recheck: int | None = None
 
     def submit(self, spec: JobSpec, on_part: OnPart, on_end: OnEnd, now: float) -> int:
         """Have a job done. Its end may come before this returns.
@@ -108,11 +108,7 @@ class JobDesk:
         line = self._lines.setdefault(spec.model, JobLine())
         size = sum(len(job.spec.body) for job in self._jobs.values()) + len(spec.body)
         if len(line) >= self._policy.queue_limit or size > MAX_BODIES_BYTES:
-            raise QueueFull(
-                f"{len(line)} jobs wait for {spec.model} already; try again in a second, or add "
-                "a node",
-                retry_after_ms=1000,
-            )
+            raise line_full(spec.model, len(line))
         self._last_job += 1
         job = Job(number=self._last_job, spec=spec, on_part=on_part, on_end=on_end, since_s=now)
         self._jobs[job.number] = job
@@ -173,9 +169,20 @@ class JobDesk:
         """A node's link ended, with all jobs there; `left` when it said goodbye."""
         self._waits.link_down(now)
         for job in list(self._by_try.values()):
-            if job.on is not None and job.on.link == link:
-                self._lose(job, f"the link to {job.on.node.identity} ended ({reason})", now,
-                           counts=not left)  # fmt: skip
+            if job.on is None or job.on.link != link:
+                continue
+            if self._blobs.is_waiting(job.on.number):
+                self._wait_again(job, now)
+            else:
+                why = f"the link to {job.on.node.identity} ended ({reason})"
+                self._lose(job, why, now, counts=not left)
+
+    def leave_drained(self, now: float) -> None:
+        """What a node that drains has not begun waits in line again."""
+        for job in list(self._by_try.values()):
+            on = job.on
+            if on is not None and on.node.draining and self._blobs.is_waiting(on.number):
+                self._wait_again(job, now)
 
     def receive(self, link: LinkKey, message: JobPart | JobEnd, now: float) -> None:
         """What a node says of a job; of one that is not there any more it is passed over."""
@@ -209,14 +216,16 @@ class JobDesk:
     def _failed(self, job: Job, on: Try, end: JobEnd, now: float) -> None:
         name, why = on.node.identity, end.message or end.code
         if end.code == WORKER_LOST:
-            self._fleet.worker_lost(name, job.spec.model, _worker_of(on), now)
+            self._fleet.worker_lost(name, job.spec.model, on.worker, now)
             self._lose(job, f"the worker of {job.spec.model} on {name} died ({why})", now)
         elif end.code in PASSING_CODES:
             self._rest(job, on.node, end.code, why, now)
         elif end.code == UNKNOWN_KIND:
             self._leave(job, on.node, why, now)
         elif end.code == BlobMissing.code:
-            if not self._blobs.missing(on.link, on.request, self._file_failed(job, on), now):
+            if on.node.draining:
+                self._wait_again(job, now)
+            elif not self._blobs.missing(on.link, on.request, self._file_failed(job, on), now):
                 self._leave(job, on.node, why, now)
         else:
             self._take_off(job, now)
@@ -341,12 +350,8 @@ class JobDesk:
             return
         if (until := self._waits.until(job, now)) is None:
             self._end(job, no_place(self._fleet, job, objections), now)
-        elif self._recheck is None:
-            self._recheck = self.timers.at(min(until, now + RECHECK_S), self._look_again)
-
-    def _look_again(self, now: float) -> None:
-        self._recheck = None
-        self.schedule_all(now)
+        else:
+            self._waits.look_by(until, now)
 
     # --- ends ---------------------------------------------------------------------------------
 
@@ -393,8 +398,3 @@ class JobDesk:
             raise ValueError("what runs is not what is counted")
         if sum(map(len, self._lines.values())) != len(self._jobs) - len(running):
             raise ValueError("a job neither runs nor waits, or does both")
-
-
-def _worker_of(on: Try) -> WorkerIncarnation:
-    """The worker that had a job, as the node's last status has it."""
-    return on.node.models[on.request.model].worker

@@ -120,6 +120,7 @@ class NodeOperations:
         name = self._known(from_map(NodeRequest, request.body).name)
         self._mark(name, self._core.marks.drain(name, drained=True))
         self._core.runs.drains.look(now)
+        self._changed(name, now)
         self._end(request, self._shown(name))
 
     def undrain(self, request: ApiRequest, now: float) -> None:
@@ -127,7 +128,8 @@ class NodeOperations:
         name = self._known(from_map(NodeRequest, request.body).name)
         self._mark(name, self._core.marks.drain(name, drained=False))
         self._core.runs.drains.look(now)
-        self._core.runs.waiting.schedule_all(now)
+        self._core.runs.opened(now)
+        self._changed(name, now)
         self._end(request, self._shown(name))
 
     def label(self, request: ApiRequest, now: float) -> None:
@@ -159,6 +161,11 @@ class NodeOperations:
         node = self._core.fleet.get(identity)
         if node is not None:
             node.mark = mark
+
+    def _changed(self, identity: NodeIdentity, now: float) -> None:
+        node = self._core.fleet.get(identity)
+        if node is not None:
+            self._core.tokenizers.node_changed(node, now)
 
     def _shown(self, identity: NodeIdentity) -> dict[str, Any]:
         """What came of an operation: the node's state, what runs there and why it stays."""

@@ -22,6 +22,7 @@ from head.fleet_node import DialedAddress
 from head.model_desk import ModelDesk
 from head.node_marks import NodeMarks
 from head.outbox import Outbox
+from head.pipelines import Pipelines
 from head.put_back import PutBack
 from head.runs import Runs
 from head.storage import Storage
@@ -29,6 +30,7 @@ from head.texts import TextDesk
 
 if TYPE_CHECKING:
     from head.media import Media
+    from head.tokenizers import TokenizerDesk
     from head.uploads import Uploads
 
 #: What a repeat of a request may change: how it is sent and read, not what is asked.
@@ -72,12 +74,14 @@ class Core(Protocol):
 
     outbox: Outbox
     texts: TextDesk
+    tokenizers: TokenizerDesk
     book: AnswerBook
     fleet: Fleet
     enrolment: Enrolment
     marks: NodeMarks
     runs: Runs
     models: ModelDesk
+    pipelines: Pipelines
     uploads: Uploads
     media: Media
     storage: Storage

@@ -146,6 +146,7 @@ class Runs:
             generations=self._generations,
             failover=self._failover,
             waiting=self.waiting,
+            jobs=self.jobs,
             timers=timers,
         )
         self._reconciler = Reconciler(
@@ -211,12 +212,13 @@ class Runs:
     def link_down(self, link: LinkKey, node: Node, reason: str, now: float, *, left: bool) -> None:
         """A node's link ended; `left` when it said goodbye."""
         self.acks.drop(link)
-        self.blobs.link_down(link)
         self.parking.link_down(link)
         self._reconciler.link_down(link)
         self.waiting.unsettle(now)
         self._outages.link_down(link, node.identity, reason, now, left=left)
+        # What waits for files has not begun there, which is known until they are dropped.
         self.jobs.link_down(link, reason, now, left=left)
+        self.blobs.link_down(link)
 
     def opened(self, now: float) -> None:
         """A node may take now what it could not before."""

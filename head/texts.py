@@ -47,7 +47,7 @@ class TextDesk(KnownTokenizers):
         self._stale: set[ModelName] = set()
         #: Descriptions asked for so far; the reply to the last one counts.
         self._asked: dict[ModelName, int] = {}
-        self._waiting = DescriptionWaits()
+        self._waiting = DescriptionWaits[ModelName]()
         #: Paths of the head's models folder, and the digests of what they had last.
         self._own: dict[ModelName, str] = {}
         self._own_digests: dict[ModelName, int] = {}
@@ -152,7 +152,7 @@ class TextDesk(KnownTokenizers):
     @property
     def awaited(self) -> set[ModelName]:
         """Models for whose folder something waits."""
-        return {*self._awaiting, *self._waiting.models} - self._folders.keys()
+        return {*self._awaiting, *self._waiting.names} - self._folders.keys()
 
     def _hand_out_awaiting(self, model: ModelName) -> None:
         for number, make in self._awaiting.pop(model, {}).items():
@@ -228,7 +228,7 @@ class TextDesk(KnownTokenizers):
             if (meant := self._with_digest(model, digest)) is not None:
                 then(meant, now)
                 return
-            if self.source.recall(model, digest, then):
+            if self.source.recall(model, digest, then, client, size_bytes):
                 return
         self.check(model)
         known, failure = self._described.get(model), self._failed.get(model)

@@ -11,14 +11,18 @@ from head.kept_tokenizers import TokenizerKey
 
 
 def offers_of(fleet: Fleet, model: ModelName) -> dict[TokenizerKey, list[Node]]:
-    """What nodes that are up can give of a model, and which; who came first is first."""
+    """What nodes that are up can give of a model, and which; who came first is first.
+
+    What only nodes that drain have counts where no other has the model.
+    """
     found: dict[TokenizerKey, list[Node]] = {}
     for node in fleet.nodes:
         status = node.models.get(model) if node.up else None
         if status is not None and _can_give(node, status):
             key = TokenizerKey(model, status.tokenizer_digest, status.text_digest)
             found.setdefault(key, []).append(node)
-    return found
+    stays = {key: nodes for key, nodes in found.items() if not all(n.draining for n in nodes)}
+    return stays or found
 
 
 def may_come(fleet: Fleet, model: ModelName) -> bool:

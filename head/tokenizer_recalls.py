@@ -9,6 +9,8 @@ from pathlib import Path
 from bus.errors import SuperfluidError
 from bus.ids import ModelName
 from bus.messages.text import Described
+from head.description_waits import DescriptionWaits
+from head.effects import ClientKey
 from head.kept_tokenizers import TokenizerKey, TokenizerStore
 from head.pending_texts import Continue
 from head.texts import TextDesk
@@ -31,14 +33,20 @@ class Recalls:
         self._texts = texts
         self._store = store
         self._settled = settled
-        #: Who waits for each.
-        self._waiting: dict[TokenizerKey, list[Continue]] = {}
+        self._waiting = DescriptionWaits[TokenizerKey]()
 
-    def recall(self, model: ModelName, digest: int, then: Continue) -> bool:
+    def recall(
+        self, model: ModelName, digest: int, then: Continue, client: ClientKey, size_bytes: int
+    ) -> bool:
         """Read what is kept of a tokenizer that a model had before; False when nothing is.
 
         Args:
             then: gets its description, which the text desk has by then, or an error.
+            client: who waits for it.
+            size_bytes: of what it holds while it waits.
+
+        Raises:
+            RateLimited, QueueFull: too much waits already.
         """
         keys = [key for key in self._store.kept() if key.model == model]
         key = next((key for key in keys if key.digest == digest), None)
@@ -46,9 +54,9 @@ class Recalls:
         if key is None or is_next:
             # What is kept last is what the model has next.
             return False
-        waiting = self._waiting.setdefault(key, [])
-        waiting.append(then)
-        if len(waiting) == 1:
+        is_first = key not in self._waiting
+        self._waiting.add(key, then, client, size_bytes)
+        if is_first:
             read = partial(self._read, key)
             self._store.find(key, lambda found: self._settled(partial(read, found)))
         return True
@@ -62,5 +70,5 @@ class Recalls:
     def _tell(self, key: TokenizerKey, reply: object, now: float) -> None:
         if isinstance(reply, Described):
             self._texts.remember(key.model, reply)
-        for waiter in self._waiting.pop(key):
+        for waiter in self._waiting.take(key):
             waiter(reply, now)

@@ -36,8 +36,8 @@ def not_fetched(
         full = f" (it keeps {LIMIT} already)" if adopted >= LIMIT else ""
         return TokenizerUnavailable(
             f"the head can not get the tokenizer of {model} from {', '.join(ready)}{full}: update "
-            "nodes that are older than the head, undrain those that are drained, or import the "
-            f"model on the head's machine: {command}"
+            "nodes that are older than the head, or import the model on the head's machine: "
+            f"{command}"
         )
     if having:
         reasons = {node.identity: node.view(model).why_not for node in having}

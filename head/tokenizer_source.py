@@ -7,6 +7,7 @@ from typing import Protocol
 
 from bus.errors import SuperfluidError
 from bus.ids import ModelName
+from head.effects import ClientKey
 from head.pending_texts import Continue
 
 
@@ -16,8 +17,14 @@ class TokenizerSource(Protocol):
     def begin(self, model: ModelName) -> SuperfluidError | None:
         """None when it will come, by `TextDesk.adopt` or `give_up`; else why it will not."""
 
-    def recall(self, model: ModelName, digest: int, then: Continue) -> bool:
-        """Have a tokenizer again that a model had before; False when that is not possible."""
+    def recall(
+        self, model: ModelName, digest: int, then: Continue, client: ClientKey, size_bytes: int
+    ) -> bool:
+        """Have a tokenizer again that a model had before; False when that is not possible.
+
+        Raises:
+            RateLimited, QueueFull: too much waits already.
+        """
 
     def described(self, model: ModelName, now: float) -> None:
         """What a model's folder has is known; it may be the head's own folder."""
@@ -51,7 +58,9 @@ class OwnFolders:
     def begin(self, model: ModelName) -> SuperfluidError | None:
         return self._none(model)
 
-    def recall(self, model: ModelName, digest: int, then: Continue) -> bool:
+    def recall(
+        self, model: ModelName, digest: int, then: Continue, client: ClientKey, size_bytes: int
+    ) -> bool:
         return False
 
     def described(self, model: ModelName, now: float) -> None:

@@ -4,11 +4,11 @@
                        └─not──▶ job ──parts──▶ written ──┘
 
 A folder of the head's own goes first, unless no node has, or had, the tokenizer in it. A model's
-files stay what they are while any node that is up offers the same. A node whose files
-were refused, or did not come, is asked again later, and others at once. After a restart a model
-that no node serves has what was fetched of it last. What waits while no node has the model waits as
-long as a request does for a node (head/waiting.py), of a new head for any model; what stored
-answers go on with is waited for as long as they are.
+files stay what they are while any node that is up offers the same; drained ones count where no
+other has the model. A node whose files were refused, or did not come, is asked again later, and
+others at once. After a restart a model that no node serves has what was fetched of it last. What
+waits while no node has the model waits as long as a request does for a node (head/waiting.py), of a
+new head for any model; what stored answers go on with is waited for as long as they are.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from head.fleet_node import Node
 from head.job_kinds import JobDone, JobSpec
 from head.jobs import JobDesk
 from head.kept_tokenizers import LIMIT, TokenizerKey, TokenizerStore
-from head.pending_texts import Continue
 from head.texts import TextDesk
 from head.tokenizer_fetch import Fetch
 from head.tokenizer_offers import had_by_any, may_come, offers_of
@@ -90,7 +89,7 @@ class TokenizerDesk:
         )
         self._turns = FetchTurns[Fetch](self._ask)
         self._settled: list[Callable[[float], None]] = []
-        self._recalls = Recalls(texts, store, self._settled.append)
+        self.recall = Recalls(texts, store, self._settled.append).recall
         self._own: frozenset[ModelName] = frozenset()
         texts.source = self
 
@@ -157,9 +156,6 @@ class TokenizerDesk:
             self._look(model, now)
         return files_gone(model)
 
-    def recall(self, model: ModelName, digest: int, then: Continue) -> bool:
-        return self._recalls.recall(model, digest, then)
-
     # --- for reports --------------------------------------------------------------------------
 
     def state(self, model: ModelName) -> str:
@@ -200,9 +196,8 @@ class TokenizerDesk:
     def _choose(self, offers: dict[TokenizerKey, list[Node]], now: float) -> Fetch | None:
         """What came first of all that is offered, of the node that is asked for least."""
         for key, nodes in offers.items():
-            able = [n for n in nodes if not n.draining and self._failures.may_ask(key, n, now)]
-            if able:
-                node = min(able, key=lambda n: self._turns.load(n.identity))
+            if able := [n for n in nodes if self._failures.may_ask(key, n, now)]:
+                node = min(able, key=lambda n: (n.draining, self._turns.load(n.identity)))
                 return Fetch(key, TokenizerIntake(key.text_digest), node, node.incarnation)
         return None
 

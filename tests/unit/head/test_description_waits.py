@@ -22,7 +22,7 @@ def nothing(reply: object, now: float) -> None:
 
 
 def test_requests_of_a_client_are_counted_until_they_are_taken() -> None:
-    waits = DescriptionWaits()
+    waits = DescriptionWaits[ModelName]()
     for _ in range(MAX_OF_CLIENT):
         waits.add(TOY, nothing, ANN, 0)
     with pytest.raises(RateLimited) as caught:
@@ -35,7 +35,7 @@ def test_requests_of_a_client_are_counted_until_they_are_taken() -> None:
 
 
 def test_what_a_client_holds_is_counted() -> None:
-    waits = DescriptionWaits()
+    waits = DescriptionWaits[ModelName]()
     for _ in range(4):
         waits.add(TOY, nothing, ANN, MAX_CLIENT_BYTES // 4)
     with pytest.raises(QueueFull) as caught:
@@ -50,7 +50,7 @@ def test_what_a_client_holds_is_counted() -> None:
 
 
 def test_all_together_are_counted() -> None:
-    waits = DescriptionWaits()
+    waits = DescriptionWaits[ModelName]()
     for _ in range(MAX_WAITING):
         waits.add(TOY, nothing, NOBODY, 0)
     with pytest.raises(QueueFull):

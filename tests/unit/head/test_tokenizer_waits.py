@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bus.ids import GenerationId
+from bus.ids import GenerationId, NodeIdentity
 from bus.messages.api import MARK, encode_body
 from bus.messages.link import GenerateReq, NodeStatus
 from bus.messages.link_jobs import JobCancel, JobEnd, JobPart
@@ -14,6 +14,7 @@ from head.kept_tokenizers import LIMIT
 from head.rows import StoredState
 from tests.harness.fetch_bench import FILES, FetchBench, status
 from tests.harness.head_bench import CLIENT, TOY
+from tests.harness.memory_text import DIGEST
 from tests.unit.head.test_reconcile import RUNNING_ANSWER
 
 
@@ -84,6 +85,70 @@ def test_a_new_head_waits_for_its_nodes(bench: FetchBench) -> None:
     bench.wait(0.9)
     assert "there is no model 'other': no node serves it" in bench.error(b"other")["message"]
     assert not bench.core.texts.awaited
+
+
+def _drained(bench: FetchBench) -> None:
+    """The head has just started, and knows that the node n1 is drained."""
+    bench.core.marks.drain(NodeIdentity("n1"), drained=True)
+    bench.wait(0.1)
+
+
+def test_a_drained_node_gives_its_tokenizer_where_no_other_has_it(bench: FetchBench) -> None:
+    _drained(bench)
+    bench.serve(1, "n1")
+    bench.ask_for(b"r")
+    assert not bench.replies
+    bench.give(1, bench.starts(1)[0])
+    assert bench.state() == "fetched"
+    bench.wait(1.0)
+    assert [reply["type"] for reply in bench.replies] == ["queued"]
+    bench.serve(2, "n2")
+    assert bench.starts(2) == []
+    assert (len(bench.on(1, GenerateReq)), len(bench.on(2, GenerateReq))) == (0, 1)
+
+
+def test_one_that_a_drained_node_gives_comes_to_its_end(bench: FetchBench) -> None:
+    _drained(bench)
+    bench.serve(1, "n1")
+    (start,) = bench.starts(1)
+    bench.serve(2, "n2")
+    bench.give(1, start)
+    assert (bench.state(), bench.starts(2)) == ("fetched", [])
+
+
+def test_nodes_that_get_work_are_asked_first(bench: FetchBench) -> None:
+    _drained(bench)
+    bench.serve(1, "n2")
+    (start,) = bench.starts(1)
+    bench.serve(2, "n1")
+    bench.hear(1, JobEnd(job=start.job, code="tokenizer_unavailable", message="a disk is broken"))
+    # What it has is had by a drained node, too.
+    (other,) = bench.starts(2)
+    bench.give(2, other)
+    assert bench.state() == "fetched"
+
+
+def test_what_only_a_drained_node_has_gives_way_to_what_others_have(bench: FetchBench) -> None:
+    _drained(bench)
+    bench.serve(1, "n1", status(digest=7))
+    bench.give(1, bench.starts(1)[0])
+    assert bench.core.texts.digest(TOY) == 7
+    bench.serve(2, "n2")
+    bench.give(2, bench.starts(2)[0])
+    assert bench.core.texts.digest(TOY) == DIGEST
+
+
+def test_a_node_that_is_drained_leaves_its_model_to_the_others(bench: FetchBench) -> None:
+    bench.serve(1, "n1", status(digest=7))
+    bench.give(1, bench.starts(1)[0])
+    bench.serve(2, "n2")
+    assert bench.starts(2) == []
+    asked = {"op": "node.drain", "id": b"d", "name": "n1"}
+    bench.core.client_request(CLIENT, [MARK, encode_body(asked)], bench.now)
+    bench.settle()
+    bench.give(2, bench.starts(2)[0])
+    bench.ask_for(b"r")
+    assert len(bench.on(2, GenerateReq)) == 1
 
 
 def test_a_session_is_made_once_the_model_is_known(bench: FetchBench) -> None:

@@ -14,6 +14,7 @@ from bus.messages.link_jobs import JobCancel, JobEnd
 from bus.messages.text import TextFailed
 from bus.text.tokenizer_export import TokenizerBody
 from bus.text.tokenizer_files import text_digest
+from head.description_waits import MAX_OF_CLIENT
 from head.kept_tokenizers import TokenizerKey
 from head.rows import PutAnswer, StoredState
 from tests.harness.fetch_bench import FILES, KEY, TEXT, FetchBench, status
@@ -159,7 +160,8 @@ def test_another_template_of_the_same_tokenizer_is_fetched(bench: FetchBench) ->
     assert bench.state() == "fetched"
 
 
-def test_an_answer_of_a_former_tokenizer_is_read_after_a_restart() -> None:
+def _stored_answer() -> StoredState:
+    """What a head has of an answer, which is of the tokenizer `KEY`."""
     bench = FetchBench()
     bench.serve(1, "n1")
     bench.give(1, bench.starts(1)[0])
@@ -171,9 +173,13 @@ def test_an_answer_of_a_former_tokenizer_is_read_after_a_restart() -> None:
         ADMITTED_ANSWER, answer=row.answer, options=row.options, state="finished",
         tokens=pack_ids([104]), finish="length",
     )  # fmt: skip
+    return StoredState(boot=4, head_id="h", answers=(stored,))
+
+
+def test_an_answer_of_a_former_tokenizer_is_read_after_a_restart() -> None:
     other = TokenizerKey(TOY, 7, TEXT)
     for kept, code in (((KEY, other), None), ((other,), "tokenizer_unavailable")):
-        later = FetchBench(*kept, stored=StoredState(boot=4, head_id="h", answers=(stored,)))
+        later = FetchBench(*kept, stored=_stored_answer())
         later.serve(1, "n1", status(digest=7))
         assert later.core.texts.digest(TOY) == 7
         asked = {"op": "attach", "id": b"a", "key": "k"}
@@ -183,6 +189,17 @@ def test_an_answer_of_a_former_tokenizer_is_read_after_a_restart() -> None:
             assert [event["text"] for event in later.events("token")] == ["h"]
         else:
             assert later.error(b"a")["code"] == code
+
+
+def test_so_many_may_wait_for_a_former_tokenizer_to_be_read() -> None:
+    later = FetchBench(KEY, TokenizerKey(TOY, 7, TEXT), stored=_stored_answer())
+    later.serve(1, "n1", status(digest=7))
+    for number in range(MAX_OF_CLIENT + 1):
+        asked = {"op": "attach", "id": b"%d" % number, "key": "k"}
+        later.core.client_request(CLIENT, [MARK, encode_body(asked)], later.now)
+    later.settle()
+    assert later.error(b"%d" % MAX_OF_CLIENT)["code"] == "rate_limited"
+    assert len(later.events("token")) == MAX_OF_CLIENT
 
 
 # --- the head's own folder --------------------------------------------------------------------

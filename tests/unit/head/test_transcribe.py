@@ -194,6 +194,94 @@ def test_a_job_that_is_lost_three_times_is_lost(bench: JobBench) -> None:
     assert error_of(bench)["code"] == "node_lost"
 
 
+# --- files on their way -----------------------------------------------------------------------
+
+
+def on_its_way(bench: JobBench, link: int) -> XferBegin:
+    """The transfer of the file, which the node has not by now."""
+    bench.wait(0.0)
+    assert bench.starts(link) == []
+    begin: XferBegin = bench.on(link, XferBegin)[-1]
+    return begin
+
+
+def arrives(bench: JobBench, link: int, begin: XferBegin) -> None:
+    done = XferDone(transfer=begin.transfer, sha256=begin.blob.sha256, result="ok")
+    bench.hear(link, done)
+
+
+def test_links_that_end_before_the_file_is_there_are_no_losses_of_the_job(bench: JobBench) -> None:
+    ask(bench)
+    for link in range(1, 6):
+        bench.transcriber(link)
+        on_its_way(bench, link)
+        bench.down(link)
+    bench.transcriber(6)
+    start = started(bench, 6)
+    assert not bench.replies
+    bench.end(6, start, body=pack_body(TranscribeEnd(language="en", duration_s=1.0)))
+    assert bench.replies[-1]["finish"] == "done"
+
+
+def test_without_another_node_one_that_was_not_begun_has_no_node(bench: JobBench) -> None:
+    bench.transcriber(1)
+    ask(bench)
+    on_its_way(bench, 1)
+    bench.down(1)
+    bench.wait(9.0)
+    assert not bench.replies
+    bench.wait(2.0)
+    assert error_of(bench)["code"] == "no_node"
+
+
+@pytest.mark.parametrize("others", [True, False], ids=["another-node", "none-yet"])
+def test_a_drained_node_begins_none_whose_file_is_on_its_way(bench: JobBench, others: bool) -> None:
+    bench.transcriber(1)
+    ask(bench)
+    if others:
+        bench.transcriber(2, "n2")
+    begin = on_its_way(bench, 1)
+    bench.op("node.drain", id=b"d", name="n1")
+    assert bench.replies[-1]["state"] == "drained"
+    arrives(bench, 1, begin)
+    if not others:
+        bench.transcriber(2, "n2")
+    started(bench, 2)
+    assert bench.starts(1) == []
+
+
+def test_one_that_was_begun_stays_on_a_drained_node(bench: JobBench) -> None:
+    bench.transcriber(1)
+    ask(bench)
+    start = started(bench, 1)
+    bench.transcriber(2, "n2")
+    bench.op("node.drain", id=b"d", name="n1")
+    assert bench.replies[-1]["state"] == "draining"
+    bench.end(1, start, body=pack_body(TranscribeEnd(language="en", duration_s=1.0)))
+    assert (bench.replies[-1]["finish"], bench.starts(2)) == ("done", [])
+
+
+def test_a_drained_node_without_the_file_gets_neither_again(bench: JobBench) -> None:
+    bench.transcriber(1)
+    ask(bench)
+    start = started(bench, 1)
+    bench.op("node.drain", id=b"d", name="n1")
+    bench.end(1, start, code="blob_missing", message="it is gone")
+    bench.transcriber(2, "n2")
+    started(bench, 2)
+    assert (len(bench.starts(1)), len(bench.on(1, XferBegin))) == (1, 1)
+
+
+def test_a_node_that_has_work_again_goes_on(bench: JobBench) -> None:
+    bench.transcriber(1)
+    ask(bench)
+    on_its_way(bench, 1)
+    bench.op("node.drain", id=b"d", name="n1")
+    bench.op("node.undrain", id=b"u", name="n1")
+    arrives(bench, 1, on_its_way(bench, 1))
+    assert len(bench.starts(1)) == 1
+
+
 @pytest.mark.parametrize(
     ("keys", "code", "param"),
     [
