@@ -15,6 +15,7 @@ import pytest
 
 from bus.text.detokenizer import Detokenizer
 from head.text.channel_grammar import Marked
+from head.text.channel_json import NotJson, parse_json
 from head.text.channels import FORMATS, ChannelSplitter, ToolCall
 from tests.toolcalls.answers import TOOLS, WRITERS, any_answer, some_answer
 from tests.toolcalls.judge import in_pieces
@@ -129,3 +130,15 @@ def test_a_character_of_a_long_answer_takes_no_longer_than_one_of_a_short(
     # Quadratic work would be 256 times as much.
     assert seconds(1 << 18, 16) < 64 * max(min(seconds(1 << 14, 16) for _ in range(3)), 0.001)
     assert seconds(1 << 18, 1 << 18) < 64 * max(seconds(1 << 14, 1 << 14), 0.001)
+
+
+def test_a_value_that_is_no_json_takes_no_longer_than_one_that_is() -> None:
+    def seconds(count: int) -> float:
+        # A string that the end cuts, full of quotes.
+        value = '{"' + '\\"' * count + "\\"
+        start = time.thread_time()
+        with pytest.raises(NotJson):
+            parse_json(value)
+        return time.thread_time() - start
+
+    assert seconds(1 << 16) < 64 * max(min(seconds(1 << 12) for _ in range(3)), 0.001)
