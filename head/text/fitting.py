@@ -15,6 +15,7 @@ from typing import Any
 
 from head.text.template_look import SystemPlaces, TemplateLook, in_parts
 from head.text.tool_messages import Message
+from head.text.tool_results import name_results
 
 #: How calls are written where the template has no form for them.
 CALL_FORM = (
@@ -111,6 +112,8 @@ def _fit_calls(messages: Iterable[Message], look: TemplateLook) -> Iterator[Mess
     if not look.shows_calls:
         yield from map(_calls_as_text, messages)
         return
+    if look.wants_short_ids:
+        messages = _identified(messages)
     if not look.takes_parallel_calls:
         messages = _one_by_one(list(messages))
     for message in messages:
@@ -180,13 +183,25 @@ def _pairs(message: Message, results: list[Message]) -> Iterator[Message]:
     yield from (result for place, result in enumerate(results) if place not in paired)
 
 
+def _identified(messages: Iterable[Message]) -> list[Message]:
+    """Calls that have no identifier get one, and so do their results."""
+
+    def calls(place: int, message: Message) -> Message:
+        found = [
+            {"id": f"{place}.{number}", **call} for number, call in enumerate(message["tool_calls"])
+        ]
+        return {**message, "tool_calls": found}
+
+    return name_results(
+        calls(place, message) if message.get("tool_calls") else message
+        for place, message in enumerate(messages)
+    )
+
+
 def _with_short_ids(message: Message) -> Message:
     """Identifiers of the only kind that some templates take, equal for equal ones."""
     if message.get("tool_calls"):
-        calls = [
-            {**call, "id": _short(call.get("id", str(place)))}
-            for place, call in enumerate(message["tool_calls"])
-        ]
+        calls = [{**call, "id": _short(call["id"])} for call in message["tool_calls"]]
         return {**message, "tool_calls": calls}
     if "tool_call_id" in message:
         return {**message, "tool_call_id": _short(message["tool_call_id"])}

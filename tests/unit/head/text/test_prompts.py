@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -242,6 +243,11 @@ def test_identifiers_are_made_short_for_templates_that_refuse_others() -> None:
     kept = {"role": "assistant", "content": "", "tool_calls": nine}
     assert "[A1b2C3d4E f {}]" in whole(picky, USER, kept, said("tool", "20"), tools=[{"name": "f"}])
     assert "[call_f f {}]" in whole(TOOLS, *messages, tools=[{"name": "f"}])
+    nameless = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}
+    text = whole(picky, USER, nameless, said("tool"), nameless, said("tool"), tools=[{"name": "f"}])
+    one, two = re.findall(r"\[(\w{9}) f", text)
+    assert one != two
+    assert text.startswith(f"({one})({two})")
 
 
 ONE_SYSTEM = (
