@@ -122,9 +122,11 @@ def _tool(tool: object, where: str) -> Tool:
             f"parameters}}}}, not {kind_of(tool)}",
             param=where,
         )
-    kind = tool.get("type", "function")
+    kind = tool.get("type")
+    if kind is None:
+        kind = "function"
     # The inner map alone has a name; a function that is missing is told by its own place.
-    if "function" not in tool and "name" in tool and kind in (None, "function"):
+    if "function" not in tool and "name" in tool and kind == "function":
         return _function(tool, where)
     if kind != "function":
         shown = repr(kind[:40]) if isinstance(kind, str) else kind_of(kind)

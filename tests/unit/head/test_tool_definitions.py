@@ -55,6 +55,10 @@ def nested(levels: int) -> dict[str, Any]:
             ({"name": "f", "description": "", "parameters": EMPTY},),
         ),
         (
+            [{"type": None, "function": {"name": "f"}}],
+            ({"name": "f", "description": "", "parameters": EMPTY},),
+        ),
+        (
             [function(parameters={"properties": {"x": True}})],
             (
                 {
