@@ -216,7 +216,7 @@ class Tagged:
         if others is None:
             return f"{begin} bare{after}" if wanted.text else None
         if self.json_begin:
-            tag = self.json_begin.replace("{key}", key).replace("{type}", _type_of(others))
+            tag = self.json_begin.replace("{type}", _type_of(others)).replace("{key}", key)
             written = f"{_quoted(tag)} {_json(others)} {close}"
             return f"({begin} bare | {written}){after}" if wanted.text else f"{written}{after}"
         return f"{begin} {_json(others)} {close}{after}"

@@ -8,7 +8,7 @@ import re
 
 from head.text.channel_calls import bare_calls, expect
 from head.text.channel_grammar import MAX_CALLS_AT_ONCE, Turn, marks_of
-from head.text.channel_json import MAX_DEPTH, is_scalar, whole_characters
+from head.text.channel_json import MAX_DEPTH, is_scalar
 from head.text.channel_reader import Malformed, Reader, Steps
 from head.text.channel_values import Arguments
 
@@ -228,4 +228,6 @@ def _python_text(reader: Reader) -> Steps[str]:
         value = ast.literal_eval("".join(parts))
     except (ValueError, SyntaxError):
         raise Malformed from None
-    return whole_characters(json.dumps(value, ensure_ascii=False))
+    # Halves of a pair are escaped one by one, as in JSON.
+    whole = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return json.dumps(whole, ensure_ascii=False)

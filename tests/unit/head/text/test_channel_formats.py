@@ -152,6 +152,11 @@ def split(form: str, text: str, step: int = 0, *, cut: bool = False, opened: str
         ("nemotron", '<TOOLCALL>[{"name": "now", "arguments": {}}]</TOOLCALL>', [("now", {})]),
         ("lfm2", '<|tool_call_start|>[get(city="Zürich")]<|tool_call_end|>', [("get", CITY)]),
         (
+            "lfm2",
+            r'<|tool_call_start|>[get(city="\ud83d\ude00 \ud83d")]<|tool_call_end|>',
+            [("get", {"city": "\U0001f600 \ufffd"})],
+        ),
+        (
             "tool-calls",
             '<tool_calls>\n{"name": "get", "arguments": {"city": "Zürich"}}\n{"name": "now"}\n'
             "</tool_calls>",

@@ -363,6 +363,14 @@ def test_arguments_with_something_between_them_may_be_missing(form: str) -> None
             assert calls_in(form, text, tools) == [("f", dict.fromkeys(keys, 1))]
 
 
+def test_a_name_may_look_like_a_blank_of_the_format() -> None:
+    parameters = {"type": "object", "properties": {"{type}": {"type": "integer"}}}
+    tools = [{"name": "f", "parameters": parameters}]
+    source = FORMATS["kimi-k3"].structural(tools, "f", False)
+    assert source is not None
+    assert r"key=\"{type}\" type=\"number\"" in source["tags"][0]["lark"]
+
+
 @pytest.mark.parametrize("form", BY_ARGUMENT)
 def test_a_word_of_the_grammar_may_be_one_of_a_schema(form: str) -> None:
     properties = {"bare": {"type": "integer", "description": "bare"}, "FREE": {"type": "boolean"}}
