@@ -7,6 +7,7 @@ the same chat is rendered with words in place of what is said, and these are loo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 
 from bus.errors import Invalid
@@ -15,6 +16,8 @@ from head.text.tool_messages import Message
 #: Letters only, of different lengths, since templates may count, cut and compare.
 _SAID_BEFORE = ("Quarvem", "Zilphotixol")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
+#: What `_word` makes.
+_WORD = re.compile("mexov[a-z]{3}yrt")
 #: What to do where it does not.
 ELSE = "send the whole conversation by chat instead"
 
@@ -59,8 +62,9 @@ def _disguised(message: Message, number: int, place: int, before: str) -> Messag
 
 
 def _missing(shown: str, messages: Sequence[Message], place: int) -> Iterator[int]:
+    words = set(_WORD.findall(shown))
     for number, message in enumerate(messages[place + 1 :], place + 1):
-        if _says(message) and _word(number) not in shown:
+        if _says(message) and _word(number) not in words:
             yield number
 
 
