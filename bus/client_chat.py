@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from bus.client_request import checked_messages, checked_options, checked_templa
 from bus.errors import Invalid, WireError
 from bus.fields import kind_of
 from bus.ids import RequestId
-from bus.messages.api import DEFAULT_CREDIT
+from bus.messages.api import DEFAULT_CREDIT, MAX_KEY_BYTES
 from bus.session_handle import Operations, Session
 from bus.tool_functions import checked_tools, tool_name
 from bus.tool_results import Message
@@ -207,7 +208,12 @@ def _check_chat_options(tools: Sequence[Any] | None, options: Mapping[str, Any])
 def _next_options(options: Mapping[str, Any], turn: str) -> dict[str, Any]:
     """Those of a request that follows by itself: a key names one answer."""
     key = options.get("key")
-    return {**options, "key": f"{key}/{turn}"} if isinstance(key, str) else dict(options)
+    if not isinstance(key, str):
+        return dict(options)
+    key = f"{key}/{turn}"
+    if len(key.encode()) > MAX_KEY_BYTES:
+        key = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+    return {**options, "key": key}
 
 
 class Chat(Session):
@@ -234,11 +240,9 @@ class Chat(Session):
         self._talks = client
         self._tools = tools
         self._options = dict(options or {})
-        #: What goes before the first turn, until that is there.
-        self._opening: list[Message] = []
-        if system is not None:
-            self._opening.append({"role": "system", "content": system})
-        self._said = False
+        self._system = system
+        #: It may have turns; and it is known to have some.
+        self._said = self._begun = False
 
     def __repr__(self) -> str:
         return f"Chat({self.id!r})"
@@ -262,15 +266,28 @@ class Chat(Session):
         Raises:
             Invalid: an option that does not exist, or what is given is of a wrong kind.
         """
-        if self._opening and self._said and self.info().get("tokens"):
-            self._opening = []
-        given = [*self._opening, *checked_messages(messages)]
+        given = [*self._opening(), *checked_messages(messages)]
         asked = {"tools": self._tools, **self._options, **options}
         call = self._talks.session_chat(self.id, given, **asked)
         self._said = True
         return call
 
+    def _opening(self) -> list[Message]:
+        """What goes before the first turn, until that is there."""
+        if self._system is None:
+            return []
+        if self._said and not self._begun:
+            self._begun = bool(self.info().get("tokens"))
+        return [] if self._begun else [{"role": "system", "content": self._system}]
+
     def fork(self, offset: int | None = None) -> Chat:
         """A new conversation with the same context, or its first `offset` tokens."""
-        forked = super().fork(offset)
-        return Chat(self._talks, forked.id, tools=self._tools, options=self._options)
+        forked = Chat(
+            self._talks,
+            super().fork(offset).id,
+            system=self._system,
+            tools=self._tools,
+            options=self._options,
+        )
+        forked._said = True
+        return forked

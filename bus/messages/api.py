@@ -43,6 +43,7 @@ _ID_KEY = msgpack.packb("id")
 MAX_IDS_AT_ONCE = 65_536
 #: The one blob frame of a `put_blob`.
 MAX_BLOB_PART_BYTES = 256 * 1024
+MAX_KEY_BYTES = 256
 #: Files that one request may name.
 MAX_REQUEST_BLOBS = 64
 
@@ -54,7 +55,7 @@ Qos = Annotated[str, OneOf(frozenset(QOS_CLASSES))]
 Text = Annotated[str, MaxBytes(MAX_BODY_BYTES)]
 Ids = Annotated[tuple[U32, ...], MaxItems(MAX_PROMPT_TOKENS)]
 RequestIdField = Annotated[RequestId, MaxBytes(MAX_ID_BYTES)]
-Key = Annotated[str, MaxBytes(256)]
+Key = Annotated[str, MaxBytes(MAX_KEY_BYTES)]
 SessionIdField = Annotated[SessionId, MaxBytes(64)]
 Sha256 = Annotated[bytes, MaxBytes(32)]
 

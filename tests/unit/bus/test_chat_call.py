@@ -255,6 +255,30 @@ def test_a_chat_at_the_head_sends_only_what_is_new() -> None:
     assert all(body["tools"] and body["temperature"] == 0.0 for body in asked)
 
 
+def test_a_fork_without_the_first_turn_has_the_system_message() -> None:
+    client = ScriptedClient(answered("Hi."), answered("Hi."), answered("Hi."))
+    client.replies["session.fork"] = {"session": "s-2"}
+    chat = client.new_chat("m", system="Be brief.")
+    chat.fork().say("Hello")
+    chat.say("Hello")
+    client.replies["session.get"] = {"tokens": 12}
+    chat.fork().say("Hello")
+    asked = [body for body in client.asked if body["op"] == "session.chat"]
+    assert [body["session"] for body in asked] == ["s-2", "s-1", "s-2"]
+    assert [len(body["messages"]) for body in asked] == [2, 2, 1]
+
+
+def test_keys_of_many_rounds_stay_short_and_differ() -> None:
+    rounds = 120
+    calls = [answered("", [("weather", '{"city": "Oslo"}')]) for _ in range(rounds + 1)]
+    client = ScriptedClient(*calls)
+    client.chat("m", [HELLO], tools=[weather], key="k").run_tools(max_rounds=rounds)
+    keys = [body["key"] for body in client.asked]
+    assert keys[:3] == ["k", "k/1", "k/1/2"]
+    assert len(set(keys)) == rounds + 1
+    assert max(map(len, keys)) <= 256
+
+
 def test_the_system_message_goes_again_when_the_first_turn_was_refused() -> None:
     client = ScriptedClient(
         [{"kind": "error", "error": {"code": "queue_full", "message": "later"}}], answered("Hi.")
