@@ -81,15 +81,10 @@ def describe_function(function: Function, where: str = "tools") -> dict[str, Any
         where: what an error calls it.
 
     Raises:
-        Invalid: it has no name that a model can write, or takes arguments without names.
+        Invalid: it has no name that a model can write, takes arguments without names or of types
+            that are none of JSON's, or is async.
     """
-    name = getattr(function, "__name__", type(function).__name__)
-    if not _NAME.fullmatch(name):
-        raise Invalid(
-            f"{where} is a function named {name!r}; a tool's name has 1 to 64 of A-Z, a-z, 0-9, "
-            "_, - and .: write it with def",
-            param=where,
-        )
+    name = _checked_name(function, where)
     description, arguments = _docstring(inspect.getdoc(function) or "")
     properties: dict[str, Any] = {}
     required = []
@@ -107,19 +102,36 @@ def describe_function(function: Function, where: str = "tools") -> dict[str, Any
     return {"name": name, "description": description, "parameters": schema}
 
 
+def _checked_name(function: Function, where: str) -> str:
+    name = getattr(function, "__name__", type(function).__name__)
+    if not _NAME.fullmatch(name):
+        raise Invalid(
+            f"{where} is a function named {name!r}; a tool's name has 1 to 64 of A-Z, a-z, 0-9, "
+            "_, - and .: write it with def",
+            param=where,
+        )
+    if any(map(inspect.iscoroutinefunction, (function, type(function).__call__))):
+        raise Invalid(
+            f"{where} is an async function, which is not waited for here; give one that waits for "
+            "the result itself, such as by asyncio.run",
+            param=where,
+        )
+    return str(name)
+
+
 def schema_of(annotation: Any, where: str) -> dict[str, Any]:
     """JSON Schema of a parameter's type.
 
     Raises:
         Invalid: a type that no JSON value has.
     """
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return schema_of(inner[0], where)
     if annotation is Any or annotation is inspect.Parameter.empty or annotation is object:
         return {}
     if annotation in _PLAIN:
         return {"type": _PLAIN[annotation]}
-    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Annotated:
-        return schema_of(inner[0], where)
     if origin is typing.Literal:
         return {"enum": list(inner)}
     if origin in (typing.Union, types.UnionType):
@@ -128,9 +140,14 @@ def schema_of(annotation: Any, where: str) -> dict[str, Any]:
     if isinstance(base, type):
         if issubclass(base, enum.Enum):
             return {"enum": [member.value for member in base]}
+        for plain, name in _PLAIN.items():
+            if issubclass(base, plain):
+                return {"type": name}
         if issubclass(base, Mapping):
             return _map_schema(inner, where)
-        if issubclass(base, Sequence):
+        if issubclass(base, tuple) and inner and inner[-1] is not Ellipsis:
+            return _tuple_schema(inner, where)
+        if issubclass(base, Sequence) and not issubclass(base, bytes | bytearray | memoryview):
             return {"type": "array", **({"items": schema_of(inner[0], where)} if inner else {})}
     raise Invalid(
         f"{where} has the type {annotation!r}, which is none of JSON's; give the tool as a map "
@@ -145,11 +162,19 @@ def _map_schema(inner: tuple[Any, ...], where: str) -> dict[str, Any]:
     return {"type": "object", "additionalProperties": schema_of(inner[1], where)}
 
 
+def _tuple_schema(inner: tuple[Any, ...], where: str) -> dict[str, Any]:
+    """So many values of these types; in which order, few formats of calls can be held to."""
+    schemas = [schema_of(each, where) for each in inner]
+    different = [schema for n, schema in enumerate(schemas) if schema not in schemas[:n]]
+    items = different[0] if len(different) == 1 else {"anyOf": different}
+    return {"type": "array", "items": items, "minItems": len(inner), "maxItems": len(inner)}
+
+
 def _hints(function: Function) -> dict[str, Any]:
     target = function if hasattr(function, "__annotations__") else type(function).__call__
     try:
         return typing.get_type_hints(target, include_extras=True)
-    except (NameError, TypeError):
+    except (NameError, AttributeError, SyntaxError, TypeError):
         return {}  # Types that can not be looked up from here; anything is taken for them.
 
 
@@ -171,10 +196,10 @@ def _parameters(function: Function, where: str) -> list[inspect.Parameter]:
 
 def _docstring(text: str) -> tuple[str, dict[str, str]]:
     """What is said of a function before its "Args:", and of each argument in them."""
-    before, found, after = text.partition("Args:")
+    before, *after = re.split(r"^Args:", text, maxsplit=1, flags=re.MULTILINE)
     arguments: dict[str, str] = {}
     last, indent = "", 0
-    for line in after.splitlines() if found else ():
+    for line in "".join(after).splitlines():
         if not line.strip():
             continue
         depth = len(line) - len(line.lstrip())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 
@@ -73,6 +73,44 @@ def test_maps_and_anything() -> None:
     assert made == {"sizes": sizes, "other": {}, "rest": {}}
 
 
+class _Shout(str):
+    """Text of a kind of its own."""
+
+
+def test_types_that_are_said_at_greater_length() -> None:
+    def place(
+        port: Annotated[int, {"le": 65535}],
+        name: _Shout,
+        point: tuple[float, float],
+        pair: tuple[int, str],
+        many: tuple[int, ...],
+    ) -> None:
+        """Notes what Args: are."""
+
+    made = describe_function(place)
+    assert made["description"] == "Notes what Args: are."
+    assert made["parameters"]["properties"] == {
+        "port": {"type": "integer"},
+        "name": {"type": "string"},
+        "point": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
+        "pair": {
+            "type": "array",
+            "items": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+            "minItems": 2,
+            "maxItems": 2,
+        },
+        "many": {"type": "array", "items": {"type": "integer"}},
+    }
+
+
+@pytest.mark.parametrize("hint", ["enum.Missing", "int |", "Missing"])
+def test_types_that_can_not_be_looked_up_take_anything(hint: str) -> None:
+    def look(what): ...  # type: ignore[no-untyped-def]
+
+    look.__annotations__["what"] = hint
+    assert describe_function(look)["parameters"]["properties"] == {"what": {}}
+
+
 def test_maps_go_as_they_are_beside_functions() -> None:
     given = {"type": "function", "function": {"name": "look", "parameters": {}}}
     made, functions = checked_tools([given, weather])
@@ -88,6 +126,16 @@ def _any_number(*numbers: int) -> None: ...
 def _of_a_type(callback: Callable[[], None]) -> None: ...
 
 
+def _of_bytes(raw: bytes) -> None: ...
+
+
+async def _later() -> None: ...
+
+
+class _Later:
+    async def __call__(self) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("tools", "param", "says"),
     [
@@ -97,6 +145,9 @@ def _of_a_type(callback: Callable[[], None]) -> None: ...
         ([{"name": "a"}, lambda city: city], "tools[1]", "'<lambda>'"),
         ([_any_number], "tools[0]", "*numbers"),
         ([_of_a_type], "tools[0].callback", "none of JSON's"),
+        ([_of_bytes], "tools[0].raw", "none of JSON's"),
+        ([_later], "tools[0]", "async"),
+        ([_Later()], "tools[0]", "async"),
     ],
 )
 def test_what_can_not_be_told_is_named(tools: Any, param: str, says: str) -> None:
