@@ -16,6 +16,7 @@ from bus.errors import Invalid, SuperfluidError
 from bus.ids import PackedIds, count_ids, pack_ids, unpack_ids
 from head.answers import Answer
 from head.sessions import Session
+from head.text.tool_messages import is_identifier
 from head.text.tool_results import Called, OpenCalls, named
 
 #: What stands for all that was said before; nothing of it is in the result.
@@ -108,9 +109,9 @@ def _is_result(message: Mapping[str, Any]) -> bool:
 def _call_of(result: Mapping[str, Any]) -> dict[str, Any]:
     """A call that a result may answer. What is wrong with the result is said of itself."""
     name, ident = result.get("name"), result.get("tool_call_id")
-    function = {"name": name if isinstance(name, str) and name else "tool", "arguments": {}}
+    function = {"name": name if is_identifier(name) else "tool", "arguments": {}}
     call: dict[str, Any] = {"type": "function", "function": function}
-    return {**call, "id": ident} if isinstance(ident, str) and ident else call
+    return {**call, "id": ident} if is_identifier(ident) else call
 
 
 def fresh_ids(session: Session, ids: PackedIds, ends: Collection[int]) -> PackedIds:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from bus.errors import Invalid
 from bus.fields import kind_of
@@ -93,13 +93,18 @@ def read_call(call: object, where: str) -> Message:
     return found
 
 
+def is_identifier(value: object) -> TypeGuard[str]:
+    """Whether a value has the length of an identifier of a call, or of the name of who speaks."""
+    return isinstance(value, str) and 0 < len(value) <= _MAX_NAME
+
+
 def check_identifier(value: object, where: str) -> str:
-    """An identifier of a call, or the name of who speaks.
+    """An identifier of a call, or the name of who speaks, as whole text.
 
     Raises:
         Invalid: it is none.
     """
-    if not isinstance(value, str) or not value or len(value) > _MAX_NAME:
+    if not is_identifier(value):
         shown = "longer" if isinstance(value, str) and value else _empty_or_kind(value)
         raise Invalid(
             f"{where} should be text of 1 to {_MAX_NAME} letters, not {shown}", param=where

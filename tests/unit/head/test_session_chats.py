@@ -64,6 +64,10 @@ class Conversation:
         return ids
 
 
+#: More letters than a name may have.
+LONG = "n" * 300
+
+
 def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
@@ -297,6 +301,8 @@ def test_a_turn_that_waits_when_the_head_ends_is_answered_by_the_next(talk: Conv
         ({"messages": [{"role": [], "content": "x"}]}, "messages[0].role", "invalid"),
         ({"messages": [{"role": {"tool": 1}}]}, "messages[0].role", "invalid"),
         ({"messages": [user("x"), {"role": "user", "content": 3}]}, "messages[1].content", "inv"),
+        ({"messages": [{"role": "tool", "tool_call_id": LONG}]}, "messages[0].tool_call_id", "inv"),
+        ({"messages": [{"role": "tool", "name": LONG}]}, "messages[0].name", "invalid"),
         ({"tools": 3}, "tools", "invalid"),
         ({"tool_choice": "required"}, "tool_choice", "invalid"),
         ({"constraint": {"regex": REFUSED + "("}}, "constraint", "constraint_invalid"),
