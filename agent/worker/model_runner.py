@@ -9,15 +9,13 @@ what else runs on the machine (`spinning`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from agent.models import selftest
 from agent.models.folder import ModelFolder
-from agent.models.onnx_runtime import onnxruntime
 from agent.worker.host_way import HostWay
 from agent.worker.host_way import Logits as Logits
 from agent.worker.kv_cache import (
@@ -29,10 +27,9 @@ from agent.worker.kv_cache import (
     lane_tokens,
 )
 from agent.worker.numerics import numerics_id
-from agent.worker.page_cache import gather_pages
-from agent.worker.prepacked import DATA, open_prepacked
-from agent.worker.provider import Target, check_provider, choose_target, preload_cuda
-from agent.worker.sessions import SessionOptions, open_session, usable_processors
+from agent.worker.provider import choose_target
+from agent.worker.session_opener import SessionOpener
+from agent.worker.sessions import usable_processors
 from agent.worker.spinning import SpinPolicy
 from agent.worker.turns import LONE_CHUNK_TOKENS, MAX_CHUNK_TOKENS
 from bus.errors import Internal, ModelIncomplete, StartError
@@ -131,27 +128,31 @@ class ModelRunner:
             np.dtype(np.float16 if float16 else np.float32),
         )
         self.numerics = numerics_id(folder, self.target, lane)
-        opener = _Opener(folder, self.target, threads, prepack=prepack)
+        opener = SessionOpener(folder, self.target, threads, prepack=prepack)
         if float16:
             self._open_on_cuda(opener, lanes, lane, graphs)
         else:
             self._open_on_cpu(opener, lanes, lane, spin)
 
-    def _open_on_cpu(self, opener: _Opener, lanes: int, lane: LaneShape, spin: bool | None) -> None:
+    def _open_on_cpu(
+        self, opener: SessionOpener, lanes: int, lane: LaneShape, spin: bool | None
+    ) -> None:
         figures = self.folder.signature
         session = opener.open(spin=bool(spin))
         self.slab: KvSlab = HostSlab(2 * figures.layers, lanes, lane)
         self.window = lane.max_len
         self.longest_chunk = LONE_CHUNK_TOKENS
         self.graphs = False
-        self._calm: Way = HostWay(session, self.slab, figures.vocab)
+        self._calm: Way = HostWay(session, self.slab, figures)
         self._awake: Way | None = None
         self._tested: Any = session
         small = self.folder.size_bytes <= TWO_SESSIONS_BYTES or opener.prepack
         if spin is None and small and opener.threads > 1:
-            self._awake = HostWay(opener.open(spin=True), self.slab, figures.vocab)
+            self._awake = HostWay(opener.open(spin=True), self.slab, figures)
 
-    def _open_on_cuda(self, opener: _Opener, lanes: int, lane: LaneShape, graphs: bool) -> None:
+    def _open_on_cuda(
+        self, opener: SessionOpener, lanes: int, lane: LaneShape, graphs: bool
+    ) -> None:
         # Imported here: their libraries are a GPU's.
         from agent.worker.cuda_way import open_on_cuda
         from agent.worker.device_way import SPARE_POSITIONS
@@ -223,56 +224,3 @@ class ModelRunner:
             wall_s = time.perf_counter() - wall
             self._policy.note(wall_s, time.process_time() - cpu)
             self.run_s += wall_s
-
-
-class _Opener:
-    """Opens a folder's sessions.
-
-    Attributes:
-        prepack: whether weights come from a copy that all processes share.
-        threads: of each session.
-    """
-
-    def __init__(self, folder: ModelFolder, target: Target, threads: int, *, prepack: bool) -> None:
-        self._folder = folder
-        self._target = target
-        self.threads = threads
-        # On a GPU weights are in its memory.
-        self.prepack = prepack and target.gpu is None
-        if target.gpu:
-            preload_cuda()
-
-    def open(
-        self, *, spin: bool, provider_options: Mapping[str, str] | None = None
-    ) -> onnxruntime.InferenceSession:
-        """A session whose threads spin or not."""
-        session = self._prepacked(spin) if self.prepack else None
-        if session is None:
-            self.prepack = False
-            session = self._plain(spin, provider_options or {})
-        check_provider(session, self._target)
-        return session
-
-    def _prepacked(self, spin: bool) -> onnxruntime.InferenceSession | None:
-        target = self._target
-        options = SessionOptions(threads=self.threads, spin=spin, optimized=True)
-
-        def opened(copy: Path) -> onnxruntime.InferenceSession:
-            gather_pages(copy.with_name(DATA))
-            return open_session(copy, target.providers, options)
-
-        return open_prepacked(self._folder, target.graph, target.providers[0], opened)
-
-    def _plain(
-        self, spin: bool, provider_options: Mapping[str, str]
-    ) -> onnxruntime.InferenceSession:
-        options = SessionOptions(threads=self.threads, spin=spin, provider_options=provider_options)
-        try:
-            return open_session(self._target.graph, self._target.providers, options)
-        except Exception as error:  # its errors share no narrower base
-            name, device = self._folder.name, self._target.device
-            raise ModelIncomplete(
-                f"model {name} can not be loaded on {device}: {error}; make it again with "
-                f"`{self._folder.import_command}`",
-                param="model",
-            ) from error

@@ -7,14 +7,16 @@ now and then whether a grammar is built or a file of a session read.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
-from agent.worker.engine import Engine
 from agent.worker.loop import REPORT_S, WorkerLoop
 from agent.worker.mailbox import Pipe
 from agent.worker.output_buffer import OutputBuffer
 from agent.worker.parking import Parking, refuse
 from agent.worker.refusal import embed_failed, hears_nothing, rejected, transcribe_failed
+from agent.worker.work import Emission
 from bus.errors import Invalid, SuperfluidError
+from bus.ids import GenerationId
 from bus.log import EventLog
 from bus.messages.worker import (
     Accepted,
@@ -42,6 +44,40 @@ NO_FILES = "this model takes no files; leave blobs out, or choose a model that d
 _OF_THE_CONTEXT = frozenset({None, "", "prompt", "prompt_tokens", "segments"})
 
 
+class TextEngine(Protocol):
+    """What makes the text: an `Engine`, or a `DriverEngine` with other stages before it."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def idle(self) -> bool: ...
+
+    @property
+    def building(self) -> bool: ...
+
+    @property
+    def step_s(self) -> float: ...
+
+    def knows(self, generation: GenerationId) -> bool: ...
+
+    def submit(self, submit: Submit, now: float) -> None: ...
+
+    def cancel(self, generation: GenerationId) -> None: ...
+
+    def pause(self, generation: GenerationId, now: float) -> None: ...
+
+    def resume(self, generation: GenerationId) -> None: ...
+
+    def next_deadline(self) -> float | None: ...
+
+    def turn(self, now: float) -> list[Emission]: ...
+
+    def stats(self) -> WorkerStats: ...
+
+    def prefix_digests(self) -> tuple[bytes, ...]: ...
+
+
 class Worker(WorkerLoop):
     """Drives an engine for an agent.
 
@@ -55,7 +91,7 @@ class Worker(WorkerLoop):
     def __init__(
         self,
         pipe: Pipe,
-        engine: Engine,
+        engine: TextEngine,
         clock: Callable[[], float],
         parking: Parking | None = None,
     ) -> None:
@@ -68,11 +104,18 @@ class Worker(WorkerLoop):
     def idle(self) -> bool:
         return self._engine.idle
 
+    @property
+    def _has_work(self) -> bool:
+        """Whether a turn would do something now."""
+        return not self.idle
+
     def stats(self) -> WorkerStats:
         return self._engine.stats()
 
     def _turn(self) -> None:
-        emissions = self._engine.turn(self._clock())
+        self._take(self._engine.turn(self._clock()))
+
+    def _take(self, emissions: list[Emission]) -> None:
         now = self._clock()
         for emission in emissions:
             self._buffer.add(emission, now)
@@ -87,13 +130,14 @@ class Worker(WorkerLoop):
             self.post(Output(runs=self._buffer.take(), stats=self.stats()))
 
     def _wait_s(self) -> float | None:
-        if not self.idle:
+        if self._has_work:
             return 0.0
         due = self._buffer.due_at(self._engine.step_s)
         now = self._clock()
         beside = self._engine.building or (self._parking is not None and self._parking.busy)
         poll = now + POLL_S if beside else None
-        times = [at for at in (due, self._engine.next_deadline(), poll) if at is not None]
+        report = None if self.idle else self._report_at
+        times = [at for at in (due, self._engine.next_deadline(), poll, report) if at is not None]
         return max(0.0, min(times) - now) if times else None
 
     def _handle(self, message: object) -> None:
@@ -103,7 +147,7 @@ class Worker(WorkerLoop):
             case Embed():
                 self._refuse_embed(message)
             case Transcribe(job=job):
-                model = self._engine.runner.folder.name
+                model = self._engine.model
                 self.post(transcribe_failed(job, hears_nothing(model)))
             case Cancel():
                 self._engine.cancel(message.generation)
@@ -145,7 +189,7 @@ class Worker(WorkerLoop):
 
     def _refuse_embed(self, embed: Embed) -> None:
         error = Invalid(
-            f"model {self._engine.runner.folder.name} makes text and no vectors; choose an encoder "
+            f"model {self._engine.model} makes text and no vectors; choose an encoder "
             "for embeddings, such as minilm",
             param="model",
         )

@@ -61,7 +61,7 @@ def test_widths_are_powers_of_two_and_all_lanes(lanes: int, widths: tuple[int, .
 def test_steps_of_any_width_give_the_host_way_s_bits(folder: ModelFolder, batch: int) -> None:
     host_slab, slab = new_slab(folder), FilledLanes(new_slab(folder))
     session = open_session(folder.graph, [CPU_PROVIDER], SessionOptions())
-    host, device = HostWay(session, host_slab, folder.signature.vocab), new_way(folder, slab)
+    host, device = HostWay(session, host_slab, folder.signature), new_way(folder, slab)
 
     def through(way: HostWay | DeviceWay) -> list[Logits]:
         found = [way.run_chunk(lane, prompt(lane, 5 + lane), 0).copy() for lane in range(LANES)]
