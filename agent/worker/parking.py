@@ -299,9 +299,9 @@ class Parking(Closing):
         self._replies.append(reply)
 
 
-def refuse(request: Request) -> Reply | None:
-    """The reply of a worker without a folder to park in."""
-    error = UnsupportedOnFleet(_NO_FOLDER)
+def refuse(request: Request, why: str = _NO_FOLDER) -> Reply | None:
+    """The reply of a worker that parks nothing, by default for want of a folder."""
+    error = UnsupportedOnFleet(why)
     if isinstance(request, Forget):
         return None
     if isinstance(request, Park):

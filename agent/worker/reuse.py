@@ -243,6 +243,13 @@ class Reuse:
             ops.append(DropSaved(entry))
         return ops
 
+    def held_tokens(self, tokens: array[int], salt: bytes) -> int:
+        """How many leading tokens of a prompt are in host memory, in whole blocks."""
+        if not self._prefixes:
+            return 0
+        match = self._cache.find(prefix_hashes(self._seed(salt), tokens), exact=False)
+        return match.tokens if match else 0
+
     # --- what is parked and restored -----------------------------------------------------
 
     def pin_longest(self, tokens: array[int], salt: bytes) -> tuple[int, Prefix] | None:
