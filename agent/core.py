@@ -14,6 +14,8 @@ from agent.actions import Action, KeepParked, Note, SendToWorker, StopWorker
 from agent.blobs import NodeBlobs, NodeBlobStore
 from agent.model_commands import ModelCommands
 from agent.served_model import ServedModel
+from agent.served_names import ServedNames
+from agent.stages import NodeStages
 from agent.worker_jobs import EmbedJobs, TranscribeJobs
 from agent.worker_messages import WorkerMessages
 from agent.worker_requests import WorkerRequests
@@ -51,6 +53,7 @@ class AgentCore:
         files: where the files of requests go; None takes none.
         needed_bytes: what each of the models takes of memory, where that is known.
         budget_bytes: what all models may take together; 0 is no limit.
+        stages: which parts of models they are, of those that are.
         job_handlers: do jobs that need no worker, by kind.
     """
 
@@ -64,14 +67,17 @@ class AgentCore:
         *,
         needed_bytes: Mapping[ModelName, int] = MappingProxyType({}),
         budget_bytes: int = 0,
+        stages: Mapping[ModelName, parts.StageStatus] = MappingProxyType({}),
         job_handlers: Mapping[str, JobHandler] = MappingProxyType({}),
     ) -> None:
         self.identity = identity
         self._incarnation = incarnation
         self._policy = policy
         self._models = {
-            name: ServedModel(name, needed_bytes=needed_bytes.get(name, 0)) for name in models
+            name: ServedModel(name, needed_bytes=needed_bytes.get(name, 0), stage=stages.get(name))
+            for name in models
         }
+        self._names = ServedNames(self._models)
         self._session = AgentSession()
         self._blobs = NodeBlobs(files, self._blobs_in_use) if files is not None else None
         self._requests = WorkerRequests(self._models, self._session, self._blobs)
@@ -87,6 +93,13 @@ class AgentCore:
         self._host = parts.HostStatus()
         self._actions: list[Action] = []
         self._link_is_up = False
+        self._stages = NodeStages(
+            self._models,
+            self._session,
+            do=self._do,
+            tell=self._tell,
+            changed=self._send_status,
+        )
         self._commands = ModelCommands(
             self._models,
             budget_bytes=budget_bytes,
@@ -100,6 +113,7 @@ class AgentCore:
         self._on_worker = WorkerMessages(
             session=self._session,
             jobs=self._jobs,
+            stages=self._stages,
             do=self._do,
             is_ready=self._worker_is_ready,
         ).handlers
@@ -135,7 +149,7 @@ class AgentCore:
         """The content of a heartbeat, as of now."""
         return link.Heartbeat(
             loop_lag_ms=round(loop_lag_ms),
-            workers=tuple(model.beat() for model in self._models.values()),
+            workers=tuple(model.beat(self._names.shown(model)) for model in self._models.values()),
         )
 
     def local_models(self) -> tuple[AgentModel, ...]:
@@ -143,7 +157,7 @@ class AgentCore:
         return tuple(model.local_status() for model in self._models.values())
 
     def _statuses(self) -> tuple[parts.ModelStatus, ...]:
-        return tuple(model.status() for model in self._models.values())
+        return tuple(model.status(self._names.shown(model)) for model in self._models.values())
 
     # --- the link -----------------------------------------------------------------------------
 
@@ -161,6 +175,7 @@ class AgentCore:
         """The link is gone; sessions and generations go on without it, by their leases."""
         self._session.link_down(now)
         self._jobs.link_down()
+        self._stages.link_down()
         if self._blobs is not None:
             self._blobs.link_down(now)
         self._link_is_up = False
@@ -173,9 +188,10 @@ class AgentCore:
 
     def link_message(self, message: object, now: float) -> None:
         """A message of the head. Heartbeats and such are the link's own and need nothing here."""
+        message = self._names.of_head(message)
         if self._commands.receive(message, now):
             self._send_status(now)
-        elif self._jobs.receive(message, now):
+        elif self._stages.receive(message, now) or self._jobs.receive(message, now):
             return
         elif self._blobs is None or not self._blobs.receive(message, now):
             self._session.receive(message, now)
@@ -192,9 +208,15 @@ class AgentCore:
 
     # --- models that come and go --------------------------------------------------------------
 
-    def model_found(self, command: CommandId, model: ModelName, needed_bytes: int) -> None:
+    def model_found(
+        self,
+        command: CommandId,
+        model: ModelName,
+        needed_bytes: int,
+        stage: parts.StageStatus | None = None,
+    ) -> None:
         """The model of a FindModel lies here; a worker of it would take so much memory."""
-        self._commands.found(command, model, needed_bytes)
+        self._commands.found(command, model, needed_bytes, stage)
 
     def model_missing(self, command: CommandId, model: ModelName, error: SuperfluidError) -> None:
         """The model of a FindModel can not be served here, or that of a KnowModel is unknown."""
@@ -218,6 +240,7 @@ class AgentCore:
     def _stop_unloaded(self) -> None:
         for model in self._commands.due():
             why = f"{model.name} was unloaded from this node"
+            self._stages.worker_gone(model.name, why)
             self._session.model_gone(model.name, why)
             self._jobs.worker_gone(model.name, why)
             self._take_session_actions()
@@ -261,6 +284,7 @@ class AgentCore:
             return
         reason = found.exited(returncode)
         self._session.worker_lost(model, incarnation, reason)
+        self._stages.worker_gone(model, reason, incarnation)
         self._jobs.worker_gone(model, reason)
         pairs = {"worker": incarnation, "reason": reason, "again_in_s": respawn_in_s}
         self._note("worker_exited", found, is_problem=respawn_in_s is not None, **pairs)
@@ -275,6 +299,7 @@ class AgentCore:
             return
         found.hung(reason)
         self._session.worker_lost(model, incarnation, reason)
+        self._stages.worker_gone(model, reason, incarnation)
         self._jobs.worker_gone(model, reason)
         self._note("worker_hung", found, is_problem=True, worker=incarnation, reason=reason)
         self._send_status(now)
@@ -290,6 +315,10 @@ class AgentCore:
     def worker_takes_no_job(self, model: ModelName, job: GenerationId) -> None:
         """The same of a job."""
         self._jobs.not_sent(job, _takes_no_more(model))
+
+    def worker_takes_no_unit(self, model: ModelName, chain: int, now: float) -> None:
+        """The same of what is about a chain of stages."""
+        self._stages.not_sent(model, chain, now)
 
     def _worker_is_ready(self, now: float) -> None:
         if self._ping_at is None:
@@ -345,7 +374,7 @@ class AgentCore:
         while wanted := self._session.actions():
             for action in wanted:
                 if isinstance(action, SendToHead):
-                    self._tell(action.message)
+                    self._tell(self._names.for_head(action.message))
                 elif (todo := self._requests.take(action)) is not None:
                     self._actions.append(todo)
         if (kept := self._session.parking.take_kept()) is not None:
@@ -374,6 +403,7 @@ class AgentCore:
         """
         self._session.validate_state()
         self._jobs.validate_state()
+        self._stages.validate_state()
         if self._blobs is not None:
             self._blobs.validate_state()
         for model in self._models.values():

@@ -18,6 +18,7 @@ from agent.served_model import ServedModel
 from bus.errors import ModelBusy, NoMemory, SuperfluidError
 from bus.ids import CommandId, ModelName
 from bus.messages.link import ModelAnswer, ModelLoad, ModelUnload
+from bus.messages.parts import StageStatus
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
@@ -92,14 +93,20 @@ class ModelCommands:
 
     # --- loading ------------------------------------------------------------------------------
 
-    def found(self, command: CommandId, model: ModelName, needed_bytes: int) -> None:
+    def found(
+        self,
+        command: CommandId,
+        model: ModelName,
+        needed_bytes: int,
+        stage: StageStatus | None = None,
+    ) -> None:
         """The model lies here and would take so much memory."""
         if model in self._models:
             self._answer(command, model)
         elif self._budget_bytes and needed_bytes > self.free_bytes:
             self.refuse(command, model, self._no_memory(model, needed_bytes))
         else:
-            self._models[model] = ServedModel(model, needed_bytes=needed_bytes)
+            self._models[model] = ServedModel(model, needed_bytes=needed_bytes, stage=stage)
             self._starting[model] = command
             self._do(StartWorker(model=model))
 

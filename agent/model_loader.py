@@ -16,6 +16,7 @@ from agent.workers import Workers
 from bus.errors import NotFound, SuperfluidError
 from bus.ids import ModelName
 from bus.log import EventLog
+from bus.messages.parts import StageStatus
 
 ModelAction = FindModel | KnowModel | StartWorker | StopWorker | RememberModel
 
@@ -29,6 +30,34 @@ def known_needs(
         for name, found in models.items()
         if isinstance(found, ModelFolder)
     }
+
+
+def known_stages(
+    models: Mapping[ModelName, ModelFolder | Unusable],
+) -> dict[ModelName, StageStatus]:
+    """Which part of which model each folder holds, of those that hold a part."""
+    return {
+        name: stage
+        for name, found in models.items()
+        if isinstance(found, ModelFolder) and (stage := stage_status(found)) is not None
+    }
+
+
+def stage_status(folder: ModelFolder) -> StageStatus | None:
+    """Which part of a model a folder holds, as the head is told; None of a whole one."""
+    stage = folder.stage
+    if stage is None:
+        return None
+    return StageStatus(
+        model=ModelName(stage.model),
+        whole=stage.whole,
+        index=stage.index,
+        stages=stage.stages,
+        first=stage.first,
+        end=stage.end,
+        layers=stage.layers,
+        hidden=folder.signature.hidden,
+    )
 
 
 class ModelLoader:
@@ -83,7 +112,7 @@ class ModelLoader:
             return
         self._found[action.model] = folder.path
         need = needed_bytes(folder, self._section)
-        self._core.model_found(action.command, action.model, need)
+        self._core.model_found(action.command, action.model, need, stage_status(folder))
 
     def _know(self, action: KnowModel) -> None:
         here = list_models(self._folder)

@@ -27,7 +27,7 @@ from agent.config import AgentConfig, default_identity, models_root
 from agent.core import SOFTWARE, AgentCore
 from agent.head_link import HeadLink, fleet_name, fleet_tokens, open_head_link
 from agent.load import HostLoad
-from agent.model_loader import ModelLoader, known_needs
+from agent.model_loader import ModelLoader, known_needs, known_stages
 from agent.model_memory import memory_budget
 from agent.models.folder import ModelFolder
 from agent.models.registry import Unusable
@@ -147,6 +147,7 @@ class Node:
             files,
             needed_bytes=needs,
             budget_bytes=budget,
+            stages=known_stages(self._models),
             job_handlers={TOKENIZER_JOB: exports},
         )
         core.host_sampled(host)

@@ -4,7 +4,8 @@ failed ──started──▶ loading ──ready──▶ ready
   ▲                    │                 │
   └───exited or hung───┴─exited or hung──┘      (the pool starts it again, later each time)
 
-One that is being unloaded is told of as `unloading`, whatever its worker does.
+One that is being unloaded is told of as `unloading`, whatever its worker does. The last stage of a
+model stays in `loading` when its worker is loaded, until its chain is open (agent/stages.py).
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ from typing import Literal
 from agent.load import RateMeter
 from bus.agent_status import AgentModel
 from bus.ids import ModelName, WorkerIncarnation
-from bus.messages.parts import ModelStatus, WorkerBeat
+from bus.messages.parts import ModelStatus, StageStatus, WorkerBeat
 from bus.messages.worker import Failed, Ready, WorkerStats
+from bus.messages.worker_stages import StageOpened
 
 Phase = Literal["loading", "ready", "failed"]
 NO_WORKER = WorkerIncarnation(0)
+#: Kind of a stage that is not the last, which serves nothing by itself.
+STAGE_KIND = "stage"
+#: Phase of the worker of a last stage that has no chain.
+WAITS_FOR_STAGES = "stages"
 _PROBLEM_BYTES = 1024
-
 
 #: A model whose workers died so often in a row, without a word, counts as failed.
 DEATHS_TO_FAIL = 3
@@ -32,13 +37,18 @@ DEATHS_TO_FAIL = 3
 class ServedModel:
     """A model and its worker. Owned by the core.
 
-    Invariant: `ready` is set exactly in phase ready; `incarnation` is set except in phase failed.
+    Invariant: `ready` is set exactly in phase ready; `incarnation` is set except in phase failed;
+    `loaded` is set in phase ready, and where a last stage waits for its chain.
     """
 
     name: ModelName
     phase: Phase = "loading"
     incarnation: WorkerIncarnation = NO_WORKER
     ready: Ready | None = None
+    #: What the worker said when it was loaded; `ready` has what its chain gives.
+    loaded: Ready | None = None
+    #: Which part of a model it is; None of a whole one.
+    stage: StageStatus | None = None
     stats: WorkerStats = WorkerStats()
     meter: RateMeter = field(default_factory=RateMeter)
     #: Digests of prefixes that the worker holds, as it last said.
@@ -72,11 +82,16 @@ class ServedModel:
         """Its phase, as others are told."""
         return "unloading" if self.is_unloading else self.phase
 
+    @property
+    def drives(self) -> bool:
+        """Whether it is the last stage of a model, which is served by its worker."""
+        return self.stage is not None and self.stage.is_last
+
     def started(self, incarnation: WorkerIncarnation) -> None:
         """A new worker process loads the model."""
         self.phase = "loading"
         self.incarnation = incarnation
-        self.ready = None
+        self.ready = self.loaded = None
         self.stats = WorkerStats()
         self.prefixes = ()
         self.last_words = None
@@ -85,11 +100,35 @@ class ServedModel:
 
     def became_ready(self, ready: Ready) -> None:
         """The worker has loaded the model and tried it."""
-        self.phase = "ready"
-        self.ready = ready
-        self.kind = ready.kind
+        self.loaded = ready
+        self.stage = ready.stage
+        self.kind = ready.kind if self.stage is None or self.drives else STAGE_KIND
         self.problem = self.problem_code = ""
         self.failures = 0
+        if self.drives:
+            self.problem = "it waits for the other stages of its model"
+        else:
+            self.phase, self.ready = "ready", ready
+
+    def chain_opened(self, opened: StageOpened) -> None:
+        """The chain of a last stage is open: it serves the whole model."""
+        if self.loaded is None:
+            return
+        self.phase, self.problem = "ready", ""
+        self.ready = replace(
+            self.loaded,
+            window_tokens=opened.window,
+            lanes=opened.lanes,
+            kv_total_tokens=opened.window * opened.lanes,
+            numerics=opened.numerics,
+        )
+
+    def chain_closed(self, reason: str) -> None:
+        """Its chain is over; the worker waits for the next one, if it lives."""
+        if self.loaded is not None:
+            self.phase, self.ready = "loading", None
+            self.problem = reason
+            self.prefixes = ()
 
     def said(self, failed: Failed) -> None:
         """The worker says why it is about to end."""
@@ -114,7 +153,7 @@ class ServedModel:
         self.failures += 1
         # One that just died is started again in a moment, and requests may wait for that.
         self.phase = "failed" if said or self.failures >= DEATHS_TO_FAIL else "loading"
-        self.ready = None
+        self.ready = self.loaded = None
         self.incarnation = NO_WORKER
         self.stats = WorkerStats()
         self.prefixes = ()
@@ -125,17 +164,18 @@ class ServedModel:
         """What this machine is told."""
         return AgentModel(
             name=self.name,
-            phase=self.shown_phase,
+            # On this machine nothing is left to be done for a stage that is loaded.
+            phase="ready" if self._waits and not self.is_unloading else self.shown_phase,
             problem=self.problem,
             code=self.problem_code,
             failures=self.failures,
-            device=self.ready.device if self.ready else "",
+            device=self.loaded.device if self.loaded else "",
         )
 
-    def status(self) -> ModelStatus:
-        """What the head is told."""
+    def status(self, shown: ModelName) -> ModelStatus:
+        """What the head is told, under the name by which it knows the model."""
         common = ModelStatus(
-            name=self.name,
+            name=shown,
             phase=self.shown_phase,
             problem=_cut(self.problem, _PROBLEM_BYTES),
             decode_rate=self.meter.decode_rate,
@@ -143,7 +183,16 @@ class ServedModel:
             worker=self.incarnation,
             worker_phase=self._worker_phase(),
             kind=self.kind,
+            stage=self.stage,
         )
+        if self.ready is None and self.loaded is not None:
+            # What a chain of it could have.
+            return replace(
+                common,
+                window_tokens=self.loaded.window_tokens,
+                lanes_total=self.loaded.lanes,
+                device=self.loaded.device,
+            )
         if self.ready is None:
             return common
         return replace(
@@ -163,19 +212,26 @@ class ServedModel:
             steps=self.stats.steps,
         )
 
-    def beat(self) -> WorkerBeat:
+    def beat(self, shown: ModelName) -> WorkerBeat:
         """The worker's progress, for a heartbeat."""
         return WorkerBeat(
-            model=self.name,
+            model=shown,
             worker=self.incarnation,
             phase=self._worker_phase(),
             steps=self.stats.steps,
         )
 
+    @property
+    def _waits(self) -> bool:
+        """Whether it is a last stage that is loaded and has no chain."""
+        return self.loaded is not None and self.ready is None
+
     def _worker_phase(self) -> str:
-        """failed, hung, loading, or what a worker that is ready does: prefill, decode, idle."""
+        """failed, hung, loading, stages, or what a worker that is ready does: prefill and so on."""
         if self.is_hung:
             return "hung"
+        if self._waits:
+            return WAITS_FOR_STAGES
         return self.stats.phase if self.phase == "ready" else self.phase
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from agent.actions import Action, Note, WorkerIsReady
 from agent.served_model import ServedModel
+from agent.stages import NodeStages
 from bus.agent_jobs import NodeJobs
 from bus.agent_session import AgentSession
-from bus.messages import worker
+from bus.messages import worker, worker_stages
 
 #: Takes a message of a model's present worker: model, message, now.
 Handler = Callable[[ServedModel, Any, float], None]
@@ -21,6 +22,7 @@ class WorkerMessages:
     Args:
         session: the sessions, with the generations and files that workers have.
         jobs: those that workers do.
+        stages: those that workers are.
         do: takes actions of the core.
         is_ready: called when a worker became ready.
 
@@ -33,6 +35,7 @@ class WorkerMessages:
         *,
         session: AgentSession,
         jobs: NodeJobs,
+        stages: NodeStages,
         do: Callable[[Action], None],
         is_ready: Callable[[float], None],
     ) -> None:
@@ -45,6 +48,9 @@ class WorkerMessages:
             worker.Accepted: self._accepted,
             worker.Rejected: self._rejected,
             worker.Output: self._output,
+            worker_stages.StageUnit: stages.unit,
+            worker_stages.StageOpened: stages.opened,
+            worker_stages.StageFailed: stages.failed,
             worker.Pong: self._pong,
             worker.Failed: self._failed,
             worker.Parked: self._parked,

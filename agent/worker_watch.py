@@ -8,8 +8,10 @@ takes long, its process uses CPU time: a held GIL or a long prefill answers noth
     the model is being loaded                                             for `load_limit_s`
 
 Work waits while a generation was submitted and neither finished nor paused, a job has no end and
-was not cancelled, or a ping has no answer. A worker that says it is idle has nothing that it could
-run (its lanes may all be paused), which counts as a step.
+was not cancelled, a unit of work of a chain came and was not passed on, or a ping has no answer. A
+worker that says it is idle has nothing that it could run (its lanes may all be paused), which
+counts as a step. One whose units of work are with other stages waits for these; nothing waits for
+it.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from bus.messages.worker import (
     Submit,
     WorkerStats,
 )
+from bus.messages.worker_stages import StageClose, StageFailed, StageOpen, StageUnit
 
 #: How often a process is looked at while work waits for it, and how often within a short limit.
 LOOK_S = 1.0
@@ -75,6 +78,8 @@ class WorkerWatch:
         self._owed: dict[GenerationId, bool] = {}
         #: Jobs that it has to end.
         self._jobs: set[GenerationId] = set()
+        #: By chain, units of work that it has; below 0, those that other stages have for it.
+        self._units: dict[int, int] = {}
         self._pinged = False
         self._steps = 0
         #: The last step, or when work began to wait; None while nothing waits.
@@ -97,6 +102,7 @@ class WorkerWatch:
         self._phase = "none"
         self._owed.clear()
         self._jobs.clear()
+        self._units.clear()
         self._pinged = False
         self._steps = 0
         self._since = self._moved_at = None
@@ -109,6 +115,12 @@ class WorkerWatch:
             case Pause(generation=generation) | Resume(generation=generation):
                 if generation in self._owed:
                     self._owed[generation] = isinstance(message, Pause)
+            case StageUnit(chain=chain):
+                self._count_unit(chain, 1)
+            case StageOpen(chain=chain):
+                self._units[chain] = 0
+            case StageClose(chain=chain):
+                self._close(chain)
             case Ping():
                 self._pinged = True
             case Cancel(generation=job):
@@ -125,6 +137,12 @@ class WorkerWatch:
                 self._since = None
             case Rejected(generation=generation):
                 self._owed.pop(generation, None)
+            case StageUnit(chain=chain):
+                self._count_unit(chain, -1)
+                if self._since is not None:
+                    self._since = now
+            case StageFailed(chain=chain):
+                self._close(chain)
             case Pong(stats=stats):
                 self._pinged = False
                 self._see_steps(stats, now)
@@ -137,6 +155,15 @@ class WorkerWatch:
                 self._jobs.discard(message.job)
         self._see_work(now)
 
+    def _count_unit(self, chain: int, by: int) -> None:
+        if chain in self._units:
+            self._units[chain] += by
+
+    def _close(self, chain: int) -> None:
+        """It forgets what it has of a chain; generations are there with a chain alone."""
+        if self._units.pop(chain, None) is not None:
+            self._owed.clear()
+
     def _see_steps(self, stats: WorkerStats, now: float) -> None:
         stepped = stats.steps != self._steps or stats.phase == "idle"
         self._steps = stats.steps
@@ -146,7 +173,9 @@ class WorkerWatch:
     def _see_work(self, now: float) -> None:
         if self._phase != "serving":
             return
-        waits = self._pinged or bool(self._jobs) or not all(self._owed.values())
+        units = self._units.values()
+        owes = not all(self._owed.values()) and min(units, default=0) >= 0
+        waits = self._pinged or bool(self._jobs) or owes or max(units, default=0) > 0
         if not waits:
             self._since = None
         elif self._since is None:

@@ -23,6 +23,7 @@ from bus.errors import DecodeError, TooLarge
 from bus.ids import BootCounter, ModelName, WorkerIncarnation
 from bus.log import EventLog
 from bus.messages.worker import JOB_REQUESTS, WORKER, Park, Restore, Submit
+from bus.messages.worker_stages import StageOpen, StageUnit
 from bus.transport import clock
 from bus.transport.child import ChildSpec
 from bus.transport.loop import Loop
@@ -207,6 +208,8 @@ class Workers:
             self._core.worker_parks_none(model, message)
         elif isinstance(message, JOB_REQUESTS):
             self._core.worker_takes_no_job(model, message.job)
+        elif isinstance(message, StageOpen | StageUnit):
+            self._core.worker_takes_no_unit(model, message.chain, clock.now())
 
     def next_timeout(self) -> float | None:
         """When a worker is to be looked at (seconds), or None."""

@@ -261,6 +261,22 @@ class AgentSession:
         for found in self._generations.running_on(model):
             self._lose(found, NO_WORKER, reason, is_over=False)
 
+    def chain_closed(
+        self,
+        model: ModelName,
+        reason: str,
+        notice: Callable[[tuple[GenerationId, ...]], object],
+    ) -> None:
+        """A model's worker goes on, but without all that it had: its generations move.
+
+        Args:
+            notice: makes what the head is told before, of all generations that the worker had.
+        """
+        self._actions.send(notice(self._generations.on_worker(model)))
+        for found in self._generations.running_on(model):
+            self._lose(found, NO_WORKER, reason, is_over=True)
+        self._generations.worker_died(model)
+
     def decline(
         self, generation: GenerationId, code: str, message: str, length: int = 0, limit: int = 0
     ) -> None:

@@ -38,6 +38,7 @@ from bus.messages.link import (
 )
 from bus.messages.link_jobs import JobEnd, JobPart
 from bus.messages.link_parking import SessionParked, SessionRestored
+from bus.messages.link_stages import StageClose, StageOpened, StageRun
 from bus.messages.link_transfers import XferCredit, XferDone
 from bus.messages.sampling import SamplingParams
 from bus.timers import Timers
@@ -58,6 +59,7 @@ from head.node_marks import NodeMarks
 from head.numbers import Numbers
 from head.operation import ApiRequest
 from head.outbox import Outbox
+from head.pipelines import Pipelines
 from head.put_back import PutBack
 from head.recovery import Recovery
 from head.rows import PutPeer, StoredAnswer, StoredState
@@ -146,6 +148,13 @@ class HeadCore:
             node_wait_s=policy.runs.waiting.node_wait_s,
             now=now,
         )
+        self.pipelines = Pipelines(
+            outbox=self.outbox,
+            fleet=self.fleet,
+            timers=self._timers,
+            next_number=self._numbers.chains.next,
+            died=self.runs.stage_died,
+        )
         self.models = ModelDesk(
             outbox=self.outbox,
             fleet=self.fleet,
@@ -222,21 +231,19 @@ class HeadCore:
         node.mark = self.marks.of(node.identity)
         self.runs.link_up(link, node, confirm, now)
         self.models.link_up(node)
+        self.pipelines.changed(node, now)
         self.tokenizers.node_changed(node, now)
 
     def link_message(self, link: LinkKey, message: object, now: float) -> None:
         match message:
             case TokenEvents():
                 self.runs.token_events(link, message, now)
+            case StageRun():
+                self.pipelines.run(link, message, now)
             case LeaseRenew():
                 self.runs.renew(link, message)
             case NodeStatus():
-                opens = self.fleet.status(link, message, now)
-                if message.draining:
-                    self.runs.drains.look(now)
-                if opens and (node := self.fleet.by_link(link)) is not None:
-                    self.runs.opened(now)
-                    self.tokenizers.node_changed(node, now)
+                self._status(link, message, now)
             case Lost():
                 self.runs.lost(link, message, now)
             case WorkerDied():
@@ -253,6 +260,10 @@ class HeadCore:
                 self.runs.parking.restored(link, message)
             case ReconcileAck():
                 self.runs.reconciled(link, message, now)
+            case StageOpened():
+                self.pipelines.opened(link, message, now)
+            case StageClose():
+                self.pipelines.closed(link, message, now)
             case ModelAnswer():
                 self.models.answered(link, message)
             case JobPart() | JobEnd():
@@ -264,11 +275,22 @@ class HeadCore:
             case _:
                 self.outbox.close_link(link, f"a node sent a {type(message).__name__}")
 
+    def _status(self, link: LinkKey, message: NodeStatus, now: float) -> None:
+        opens = self.fleet.status(link, message, now)
+        if (node := self.fleet.by_link(link)) is not None:
+            self.pipelines.changed(node, now)
+        if message.draining:
+            self.runs.drains.look(now)
+        if opens and node is not None:
+            self.runs.opened(now)
+            self.tokenizers.node_changed(node, now)
+
     def link_down(self, link: LinkKey, reason: str, now: float, *, left: bool = False) -> None:
         """A link ended; `left` when its node said goodbye."""
         node = self.fleet.link_down(link, reason, now, left=left)
         if node is not None:
             self.runs.link_down(link, node, reason, now, left=left)
+            self.pipelines.link_down(node, reason, now)
             self.tokenizers.node_changed(node, now)
 
     def text_reply(self, message: object, now: float) -> None:

@@ -93,7 +93,11 @@ class Tagged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effects:
-    """What one round of the core gave, in order."""
+    """What one round of the core gave, in order.
+
+    `forwards` rest on nothing that is kept: they wait neither for rows nor for other outputs.
+    """
 
     persist: Persist | None
     outputs: tuple[Tagged, ...]
+    forwards: tuple[SendLink, ...] = ()

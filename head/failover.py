@@ -12,7 +12,7 @@ that keeps the new place, before anything of that leaves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 
 from bus.errors import (
     ERROR_TABLE,
@@ -38,7 +38,7 @@ from head.generations import Generations
 from head.numbers import Numbers
 from head.outbox import Outbox
 from head.sessions import Placed, Session, Sessions
-from head.suspects import SETTLED_AFTER_TOKENS
+from head.suspects import SETTLED_AFTER_TOKENS, WorkerName
 from head.waiting import WaitingLine
 
 #: A generation that the worker had not begun with when it died.
@@ -216,18 +216,65 @@ class Failover:
             return
         self._judged[node, model] = worker
         self._fleet.worker_lost(node, model, worker, now)
-        ran = {}
-        for session, placed in self._sessions.on(node):
-            generation, answer = placed.protocol.generation, session.answer
-            if answer is None or not placed.protocol.is_generating or generation not in had:
-                continue
+        found = self._generating(node, model, had)
+        for _, placed in found:
             # The head may have taken it for one on the worker before.
             placed.worker = worker
-            tokens = len(answer.tokens) - placed.first_offset
-            ran[generation] = answer, tokens, placed.out_of_sight
+        self._suspect((node, worker), found, had, is_all=is_all)
+
+    def stage_died(
+        self,
+        worker: WorkerName,
+        driver: NodeIdentity,
+        model: ModelName,
+        had: Iterable[GenerationId] | None,
+    ) -> None:
+        """The worker of a stage died, and with it a chain that another node's worker drove.
+
+        What that one had went through both, and any of it may be the reason.
+
+        Args:
+            had: all generations of the chain; None when nobody said which it had beside those that
+                the head knows.
+        """
+        generations = None if had is None else frozenset(had)
+        found = self._generating(driver, model, generations)
+        is_all = generations is not None
+        self._suspect(worker, found, generations or frozenset(), is_all=is_all)
+
+    def _generating(
+        self, node: NodeIdentity, model: ModelName, had: Set[GenerationId] | None
+    ) -> list[tuple[Session, Placed]]:
+        """Of generations on a node those that run, with their answers; all of a model for None."""
+        return [
+            (session, placed)
+            for session, placed in self._sessions.on(node)
+            if session.answer is not None
+            and placed.protocol.is_generating
+            and (session.model == model if had is None else placed.protocol.generation in had)
+        ]
+
+    def _suspect(
+        self,
+        worker: WorkerName,
+        found: Iterable[tuple[Session, Placed]],
+        had: Set[GenerationId],
+        *,
+        is_all: bool,
+    ) -> None:
+        """Suspect the answers that ran on a worker of its death."""
+        ran = {
+            placed.protocol.generation: (
+                answer,
+                len(answer.tokens) - placed.first_offset,
+                placed.out_of_sight,
+            )
+            for session, placed in found
+            if (answer := session.answer) is not None
+        }
         # One whose answer has ended may be the reason.
         unclear = not is_all or not had <= ran.keys()
-        self._blame.died((node, worker), ran.values(), unclear=unclear)
+        self._blame.died(worker, ran.values(), unclear=unclear)
 
     def made_tokens(self, answer: Answer, placed: Placed, now: float) -> None:
         """Tokens came of one that was suspected: they speak for it, and at last clear it."""

@@ -33,6 +33,8 @@ class Fleet:
         self._placements_made = 0
         #: Called with a node and a model whose worker there is gone, and all that it held.
         self.on_worker_gone: Callable[[NodeIdentity, ModelName], None] | None = None
+        #: Called with a node that has said what it serves, before anybody goes by that.
+        self.settle: Callable[[Node], None] | None = None
 
     @property
     def nodes(self) -> Iterable[Node]:
@@ -158,6 +160,11 @@ class Fleet:
             node.changed()
             self._worker_gone(node, model)
 
+    def chain_closed(self, identity: NodeIdentity, model: ModelName) -> None:
+        """The chain of a model's last stage is over, and what its worker held of contexts."""
+        if (node := self._nodes.get(identity)) is not None:
+            self._worker_gone(node, model)
+
     def served_until_s(self, model: ModelName) -> float:
         """Of a model that no node serves: until when one did that failed; -inf for none."""
         return max((node.served_until_s(model) for node in self.nodes), default=-math.inf)
@@ -169,6 +176,7 @@ class Fleet:
             and not node.draining
             and (status := node.models.get(model))
             and (status.phase == "loading" or node.has_just_died(status))
+            and (model not in node.missing or node.missing[model].may_come)
             for node in self.nodes
         )
 
@@ -242,6 +250,8 @@ class Fleet:
         self, node: Node, models: tuple[ModelStatus, ...], host: HostStatus, now: float
     ) -> None:
         before, node.models = node.models, {status.name: status for status in models}
+        if self.settle is not None:
+            self.settle(node)
         node.host = host
         node.status_at_s = now
         node.freed.clear()

@@ -13,11 +13,12 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from bus.ids import GenerationId, ModelName, NodeIdentity, WorkerIncarnation
-from bus.messages.parts import HostStatus, ModelStatus
+from bus.messages.parts import HostStatus, ModelStatus, StageStatus
 from bus.qos import AGE_S
 from head.effects import LinkKey
 from head.node_marks import NO_MARK, NodeMark
 from head.snapshot import ModelView, NodeView
+from head.stage_paths import Missing, layers_text
 
 #: A status may have crossed a placement on its way: only older claims count as seen by it.
 STATUS_CROSSING_S = 0.25
@@ -75,6 +76,10 @@ class Node:
     jobs: Counter[ModelName] = field(default_factory=Counter)
     #: Lanes that became free since the last status, which counts them as used.
     freed: Counter[ModelName] = field(default_factory=Counter)
+    #: How many chains the workers of its stages are in that do not drive them (head/pipelines.py).
+    chains: Counter[ModelName] = field(default_factory=Counter)
+    #: Why models whose last stage it has are not served.
+    missing: dict[ModelName, Missing] = field(default_factory=dict)
     #: What placement sees of each model; dropped by `changed`.
     views: dict[ModelName, NodeView] = field(default_factory=dict)
 
@@ -94,7 +99,8 @@ class Node:
             return "left" if self.left else "down"
         if not self.draining:
             return "up"
-        return "draining" if self.claims or self.jobs.total() else "drained"
+        busy = self.claims or self.jobs.total() or self.chains.total()
+        return "draining" if busy else "drained"
 
     def has_just_died(self, status: ModelStatus) -> bool:
         """Whether the worker that a status tells of died after it, as far as is known."""
@@ -208,11 +214,26 @@ def _why_not(node: Node, model: ModelName, status: ModelStatus | None) -> str:
     if not node.up:
         return node.down_reason
     if status is None:
-        return f"does not serve {model}"
+        return _has_of(node, model) or f"does not serve {model}"
     if status.phase == "failed":
         return f"{model} failed to load there: {status.problem}"
+    if model in node.missing:
+        return node.missing[model].words
+    if status.kind == "stage" and status.stage is not None:
+        return f"has layers {_layers(status.stage)} under this name: ask for {status.stage.model}"
     if status.phase != "ready":
         return f"{model} is {status.phase} there" + (f" ({status.problem})" * bool(status.problem))
     if node.has_just_died(status):
         return f"the worker for {model} there has just died"
     return ""
+
+
+def _has_of(node: Node, model: ModelName) -> str:
+    """What a node has of a model whose last stage it does not have; empty for nothing."""
+    stages = (status.stage for status in node.models.values() if status.stage is not None)
+    found = ", ".join(_layers(stage) for stage in stages if stage.model == model)
+    return f"has only layers {found}, and the last ones are what requests go to" if found else ""
+
+
+def _layers(stage: StageStatus) -> str:
+    return f"{layers_text(stage.first, stage.end)} of {stage.layers} of {stage.model}"

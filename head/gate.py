@@ -41,7 +41,8 @@ class OutputGate:
         """Take one round of the core.
 
         Returns:
-            What the store is to commit, and the outputs that may leave at once.
+            What the store is to commit, and the outputs that may leave at once: those first that
+            wait for nothing.
 
         Raises:
             Internal: an lsn does not follow the last, or an output waits for one that no
@@ -58,7 +59,8 @@ class OutputGate:
                     f"an output waits for lsn {tagged.after}; the last is {self._submitted}"
                 )
             self._waiting.append(tagged)
-        return persist, self._release()
+        released = self._release()
+        return persist, [*effects.forwards, *released] if effects.forwards else released
 
     def durable(self, lsn: int) -> list[Output]:
         """The store has committed all up to `lsn`.

@@ -11,8 +11,10 @@ from bus.text.model_files import RECORD
 DECODER = "decoder"
 ENCODER = "encoder"
 TRANSCRIBER = "transcriber"
+#: Some layers of a model that are not the last: only nodes say so, since folders are decoders'.
+STAGE = "stage"
 #: Kinds whose models answer no text.
-NO_TEXT = frozenset({ENCODER, TRANSCRIBER})
+NO_TEXT = frozenset({ENCODER, TRANSCRIBER, STAGE})
 
 
 def folder_kind(folder: Path) -> str:
@@ -27,6 +29,12 @@ def folder_kind(folder: Path) -> str:
 
 def makes_no_text(model: str, kind: str = ENCODER) -> Invalid:
     """The error of a request for text of a model of one of `NO_TEXT`."""
+    if kind == STAGE:
+        return Invalid(
+            f"{model} is only some layers of a model and answers no text by itself; ask the whole "
+            "model, which nodes with its last layers serve: see sfctl model ls --fleet",
+            param="model",
+        )
     if kind == TRANSCRIBER:
         return Invalid(
             f"{model} is a transcriber: it writes what it hears and answers no text; ask a model "

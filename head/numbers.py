@@ -28,6 +28,7 @@ class Numbers:
         self._may_raise_to = min(MAX_BOOT, boot + MAX_RAISE)
         self.generations = BootCounter(boot)
         self.commands = BootCounter(boot)
+        self.chains = BootCounter(boot)
 
     @property
     def boot(self) -> int:
@@ -61,7 +62,7 @@ class Numbers:
 
     @property
     def _counters(self) -> tuple[BootCounter, ...]:
-        return (self.answers, self.epochs, self.generations, self.commands)
+        return (self.answers, self.epochs, self.generations, self.commands, self.chains)
 
     def _raise_to(self, boot: int) -> RaiseBoot:
         for counter in self._counters:

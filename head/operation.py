@@ -22,6 +22,7 @@ from head.fleet_node import DialedAddress
 from head.model_desk import ModelDesk
 from head.node_marks import NodeMarks
 from head.outbox import Outbox
+from head.pipelines import Pipelines
 from head.put_back import PutBack
 from head.runs import Runs
 from head.storage import Storage
@@ -80,6 +81,7 @@ class Core(Protocol):
     marks: NodeMarks
     runs: Runs
     models: ModelDesk
+    pipelines: Pipelines
     uploads: Uploads
     media: Media
     storage: Storage

@@ -1,6 +1,7 @@
 """Collects what one round of the core wants kept and sent, and tags the outputs.
 
-Every output of a round waits for the rows of that round: simple, and never too early.
+Every output of a round waits for the rows of that round: simple, and never too early. What is
+only passed on from one node to another is none of them, and goes at once.
 """
 
 from __future__ import annotations
@@ -30,12 +31,17 @@ class Outbox:
         self._lsn = 0
         self._rows: list[Row] = []
         self._outputs: list[Output] = []
+        self._forwards: list[SendLink] = []
 
     def persist(self, *rows: Row) -> None:
         self._rows.extend(rows)
 
     def send(self, link: LinkKey, *messages: object) -> None:
         self._outputs.extend(SendLink(link=link, message=message) for message in messages)
+
+    def forward(self, link: LinkKey, message: object) -> None:
+        """Pass on what rests on no row, ahead of all outputs."""
+        self._forwards.append(SendLink(link=link, message=message))
 
     def close_link(self, link: LinkKey, reason: str) -> None:
         self._outputs.append(CloseLink(link=link, reason=reason))
@@ -63,4 +69,7 @@ class Outbox:
             self._rows = []
         outputs = tuple(Tagged(after=self._lsn, output=output) for output in self._outputs)
         self._outputs = []
-        return Effects(persist=persist, outputs=outputs)
+        if not self._forwards:
+            return Effects(persist=persist, outputs=outputs)
+        forwards, self._forwards = tuple(self._forwards), []
+        return Effects(persist=persist, outputs=outputs, forwards=forwards)

@@ -42,6 +42,7 @@ def everything(core: Core, now: float) -> dict[str, Any]:
         "dialed": dialed(core.dialed()),
         "enrolment": core.enrolment.report(),
         "models": models(core.fleet, core.texts, core.runs.queued()),
+        "chains": core.pipelines.report(),
         "store": core.storage.report(),
         "answers": {
             "running": core.runs.running,
@@ -151,7 +152,7 @@ def _model_on_node(
     return {
         "name": status.name,
         "phase": status.phase,
-        "problem": _problem(status, digest, is_odd),
+        "problem": _missing(node, status) or _problem(status, digest, is_odd),
         "weights_problem": weights_problem,
         "device": status.device,
         "window_tokens": status.window_tokens,
@@ -169,6 +170,31 @@ def _model_on_node(
         "worker": status.worker,
         "worker_phase": status.worker_phase,
         "steps": status.steps,
+        "kind": status.kind,
+        "stage": _stage(node, status),
+    }
+
+
+def _missing(node: Node, status: ModelStatus) -> str:
+    """Why a last stage of a model has no chain; empty for what has one, or is something else."""
+    missing = node.missing.get(status.name)
+    return f"it {missing.words}" if missing is not None else ""
+
+
+def _stage(node: Node, status: ModelStatus) -> dict[str, Any] | None:
+    """Which part of a model it is; None of a whole one."""
+    stage = status.stage
+    if stage is None:
+        return None
+    return {
+        "model": stage.model,
+        "whole": stage.whole,
+        "index": stage.index,
+        "stages": stage.stages,
+        "first_layer": stage.first,
+        "end_layer": stage.end,
+        "layers": stage.layers,
+        "chains": node.chains[status.name],
     }
 
 
@@ -192,7 +218,11 @@ def _model(
         "ready": bool(serving) and described is not None,
         "nodes": sorted(identity for identity, _ in serving),
         "on": [
-            {"node": node.identity, "phase": status.phase, "problem": status.problem}
+            {
+                "node": node.identity,
+                "phase": status.phase,
+                "problem": _missing(node, status) or status.problem,
+            }
             for node in sorted(fleet.nodes, key=lambda node: node.identity)
             if node.up and (status := node.models.get(name)) is not None
         ],

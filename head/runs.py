@@ -173,6 +173,7 @@ class Runs:
         self.caught_up = self._intake.caught_up
         self.lost = self._failover.lost
         self.worker_died = self._failover.worker_died
+        self.stage_died = self._failover.stage_died
         self.declined = self._failover.declined
         self.need_full = self._failover.need_full
         self.reconciled = self._reconciler.answered

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from bus.ids import GenerationId, ModelName, WorkerIncarnation
+from bus.ids import ModelName, WorkerIncarnation
 
 if TYPE_CHECKING:
     from agent.core import AgentCore
@@ -19,8 +19,12 @@ class SideWorker(Protocol):
     incarnation: WorkerIncarnation
 
     @property
-    def jobs(self) -> list[GenerationId]:
+    def jobs(self) -> Collection[object]:
         """What it has to do."""
+
+    @property
+    def poisoned(self) -> bool:
+        """Whether the next step kills it."""
 
     def ready(self) -> object:
         """What it says when its model is loaded."""
@@ -104,6 +108,9 @@ class SideWorkers:
     def _step(self, model: ModelName, made: SideWorker) -> None:
         node = self._node
         if self.workers.get(model) is not made:
+            return
+        if made.poisoned:
+            self.kill(model, node.fleet.respawn_s)
             return
         if not node.worker_paused and made.jobs:
             messages = made.step(node.fleet.now)

@@ -95,6 +95,10 @@ class MadeUpTranscriber:
     def jobs(self) -> list[GenerationId]:
         return list(self.heard)
 
+    @property
+    def poisoned(self) -> bool:
+        return False
+
     def ready(self) -> worker.Ready:
         return worker.Ready(
             worker=self.incarnation,

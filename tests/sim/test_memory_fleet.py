@@ -56,6 +56,8 @@ CORES = [
     *("head/job_requests.py", "head/jobs.py", "head/job_line.py", "head/job_credit.py"),
     *("head/job_waits.py", "head/class_turns.py", "head/known_tokenizers.py"),
     *("head/description_waits.py", "head/tokenizer_patience.py", "head/weights.py"),
+    *("head/chains.py", "head/pipelines.py", "head/stage_paths.py", "head/stage_workers.py"),
+    *("agent/served_names.py", "agent/stages.py", "bus/messages/link_stages.py"),
 ]
 FORBIDDEN = {"time", "datetime", "random", "secrets", "socket", "zmq", "threading", "sqlite3", "os"}
 
