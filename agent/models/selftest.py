@@ -62,6 +62,8 @@ def open_session(graph: Path, *, threads: int = 1, packed: bool = True) -> Any:
     options.log_severity_level = 3
     if not packed:
         options.add_session_config_entry("session.disable_prepacking", "1")
+        # what is unpacked of a weight goes back to the system before the next one is
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
     return onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
 
 
