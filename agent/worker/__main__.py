@@ -63,6 +63,8 @@ def _serve(options: argparse.Namespace, pipe: WorkerPipe) -> None:
         _serve_encoder(folder, options, pipe, start)
     elif folder.kind == TRANSCRIBER:
         _serve_transcriber(folder, options, pipe, start)
+    elif folder.stage is not None:
+        _serve_stage(folder, options, pipe, start)
     else:
         _serve_decoder(folder, options, pipe, start)
 
@@ -104,6 +106,31 @@ def _serve_decoder(
             load_s=load_s,
         )
     )
+    _log_ready(folder, runner.target.description, load_s)
+    worker.run()
+
+
+def _serve_stage(
+    folder: ModelFolder, options: argparse.Namespace, pipe: WorkerPipe, start: float
+) -> None:
+    from agent.worker.stage_runner import StageRunner
+    from agent.worker.stage_workers import make_worker, ready_of
+
+    runner = StageRunner(
+        folder, device=options.device, threads=options.threads, prepack=options.prepack == "on"
+    )
+    runner.self_test()
+    load_s = time.perf_counter() - start
+    worker = make_worker(
+        runner,
+        pipe,
+        now,
+        lanes=options.lanes,
+        kv_bytes=options.kv_bytes,
+        host_kv_bytes=options.kv_host_bytes,
+    )
+    incarnation = WorkerIncarnation(options.incarnation)
+    worker.post(ready_of(runner, incarnation, options.lanes, options.kv_bytes, load_s))
     _log_ready(folder, runner.target.description, load_s)
     worker.run()
 

@@ -27,7 +27,7 @@ from agent.worker.lane_group import LaneGroup
 from agent.worker.numerics import hash_of
 from agent.worker.stage_memory import StageBudget
 from agent.worker.stage_runner import StageLanes, StageRunner
-from agent.worker.stage_unit import encode_unit
+from agent.worker.stage_unit import encode_unit, unit_of
 from agent.worker.stat_sums import counters_of, sum_stats
 from agent.worker.work import DecodeStep, Emission, Outcome, PrefillChunk, Work
 from bus.errors import ConfigInvalid, DecodeError, Internal, NoNode, SuperfluidError
@@ -284,7 +284,7 @@ class DriverEngine:
                 continue
             work = group.lanes.begin(now)
             if work is not None and self._chain is not None:
-                group.unit, group.work = encode_unit(group.sent, work), work
+                group.unit, group.work = encode_unit(unit_of(group.sent, work)), work
                 group.sent += 1
                 group.began = time.perf_counter()
                 self._count(work, 1, group.began)

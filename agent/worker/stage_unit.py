@@ -89,23 +89,32 @@ class Unit:
 # --- to bytes -----------------------------------------------------------------------------------
 
 
-def encode_unit(number: int, work: Work) -> bytes:
-    """The bytes of the scheduler's unit of work.
+def unit_of(number: int, work: Work) -> Unit:
+    """What other stages are to do of the scheduler's unit of work."""
+    if isinstance(work, PrefillChunk):
+        return Unit(number, work.ops, ChunkRun(work.lane, work.past, work.ids))
+    if isinstance(work, DecodeStep):
+        return Unit(number, work.ops, StepRun(array("I", work.ids), array("I", work.lengths)))
+    return Unit(number, work.ops, None)
+
+
+def encode_unit(unit: Unit) -> bytes:
+    """The bytes of a unit of work.
 
     Raises:
         Internal: it has what no other stage can do.
     """
-    if len(work.ops) > MAX_OPS:
-        raise Internal(f"a unit with {len(work.ops)} operations has no bytes")
-    ops = b"".join(map(_encode_op, work.ops))
-    if isinstance(work, PrefillChunk):
-        kind, run = _CHUNKED, _CHUNK.pack(work.lane, work.past, len(work.ids)) + pack_ids(work.ids)
-    elif isinstance(work, DecodeStep):
-        rows = _COUNT.pack(len(work.ids))
-        kind, run = _STEPPED, rows + pack_ids(work.ids) + pack_ids(work.lengths)
-    else:
-        kind, run = _IDLE, b""
-    return _HEAD.pack(kind, number, len(work.ops)) + ops + run
+    if len(unit.ops) > MAX_OPS:
+        raise Internal(f"a unit with {len(unit.ops)} operations has no bytes")
+    ops = b"".join(map(_encode_op, unit.ops))
+    match unit.run:
+        case ChunkRun(lane, past, ids):
+            kind, run = _CHUNKED, _CHUNK.pack(lane, past, len(ids)) + pack_ids(ids)
+        case StepRun(ids, lengths):
+            kind, run = _STEPPED, _COUNT.pack(len(ids)) + pack_ids(ids) + pack_ids(lengths)
+        case None:
+            kind, run = _IDLE, b""
+    return _HEAD.pack(kind, unit.number, len(unit.ops)) + ops + run
 
 
 def _encode_op(op: LaneOp) -> bytes:

@@ -16,6 +16,7 @@ from tests.fuzz.media import MEDIA
 from tests.fuzz.model_files import MODEL_FILES
 from tests.fuzz.prompts import PROMPTS
 from tests.fuzz.protocols import PROTOCOLS
+from tests.fuzz.stage_units import STAGE_UNITS
 from tests.fuzz.tokenizers import TOKENIZERS
 from tests.fuzz.vocabularies import VOCABULARIES
 
@@ -30,6 +31,7 @@ TARGETS: Mapping[str, Case] = {
     **CHATS,
     **PROMPTS,
     **TOKENIZERS,
+    **STAGE_UNITS,
 }
 #: Targets take turns, so that a short run sees all of them.
 TURN_S = 0.25

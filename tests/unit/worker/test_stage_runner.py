@@ -39,7 +39,8 @@ def case(request: pytest.FixtureRequest) -> tuple[ModelFolder, list[StageRunner]
 
 
 def ids_of(lane: int, count: int) -> list[int]:
-    return np.random.default_rng([lane, count]).integers(32, 127, count).tolist()  # type: ignore[no-any-return]
+    ids: list[int] = np.random.default_rng([lane, count]).integers(32, 127, count).tolist()
+    return ids
 
 
 def results(
@@ -65,13 +66,13 @@ def through(lanes: list[StageLanes]) -> list[Floats]:
         fed: Any = ids
         for stage in lanes:
             fed = stage.run_chunk(lane, fed, past)
-        return fed
+        return np.asarray(fed)
 
     def step(ids: list[int], lengths: list[int]) -> Floats:
         fed: Any = ids
         for stage in lanes:
             fed = stage.run_step(fed, lengths)
-        return fed
+        return np.asarray(fed)
 
     return results(chunk, step)
 
