@@ -70,7 +70,8 @@ def _weights(config: DecoderConfig, tensors: Mapping[str, TensorInfo]) -> int:
         # a tied head shares the integers and has scales of its own, in another order
         table = tensors["token_embd.weight"]
         total += _matrix(table)[1]
-    rotations = 1 if config.local_rotary is None else 2
+    own = config.local_rotary is not None
+    rotations = len({own and config.is_local(layer) for layer in range(config.layers)})
     return total + rotations * config.max_positions * config.head_dim * _FLOAT
 
 

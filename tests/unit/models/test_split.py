@@ -21,6 +21,7 @@ from agent.models.selftest import check, noise, open_session
 from agent.models.split import split_model
 from agent.models.stages import even_stages, listed_stages
 from bus.errors import Invalid, ModelIncomplete
+from bus.text.tokenizer_files import folder_text_digest
 from tests.harness.foreign_folders import Head, OptimumGraph, write_optimum
 from tests.harness.gguf_models import FAMILIES, SmallModel, write_model
 from tests.harness.models import toy_model_folder
@@ -130,6 +131,7 @@ def test_the_record_says_which_part_of_what_it_is(toy_stages: list[ModelFolder])
         assert {*stage.files} >= texts
         for name in texts:
             assert (stage.path / name).read_bytes() == (whole.path / name).read_bytes()
+        assert folder_text_digest(stage.path) == folder_text_digest(whole.path) != 0
 
 
 def test_whole_names_the_source_and_not_the_ranges(tmp_path: Path) -> None:
