@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -15,6 +15,8 @@ class FairLine(Generic[T]):
     def __init__(self) -> None:
         #: In order of their turns; never an empty deque.
         self._owners: dict[bytes, deque[T]] = {}
+        #: Owners at the front whose turn is theirs again since an item came back.
+        self._again: set[bytes] = set()
 
     def __len__(self) -> int:
         return sum(map(len, self._owners.values()))
@@ -28,20 +30,41 @@ class FairLine(Generic[T]):
         items.appendleft(item)
         self._owners = {owner: items, **self._owners}
 
+    def come_back(self, owner: bytes, item: T, age: Callable[[T], int]) -> None:
+        """Take back what was taken some time ago: its owner has its turn again.
+
+        Several that come back in the order in which they were taken stand in that order.
+
+        Args:
+            age: by which the owner's items are in line, the lowest first.
+        """
+        items = self._owners.get(owner, deque())
+        older = sum(1 for other in items if age(other) < age(item))
+        items.insert(older, item)
+        if owner not in self._again:
+            others = {key: line for key, line in self._owners.items() if key != owner}
+            first = {key: others.pop(key) for key in list(others) if key in self._again}
+            self._owners = {**first, owner: items, **others}
+            self._again.add(owner)
+
     def pop(self) -> tuple[bytes, T] | None:
         """The next item with its owner, whose turn then comes after all others'."""
         if not self._owners:
             return None
         owner, items = next(iter(self._owners.items()))
         item = items.popleft()
-        del self._owners[owner]
+        self._gone(owner)
         if items:
             self._owners[owner] = items
         return owner, item
 
-    def order(self) -> Iterator[T]:
-        """The items as they would be popped. Nothing may change meanwhile."""
-        lines = deque(map(iter, self._owners.values()))
+    def order(self, without: Collection[bytes] = ()) -> Iterator[T]:
+        """The items as they would be popped. Nothing may change meanwhile.
+
+        Args:
+            without: owners that are passed over.
+        """
+        lines = deque(iter(line) for key, line in self._owners.items() if key not in without)
         while lines:
             line = lines.popleft()
             for item in line:
@@ -55,8 +78,9 @@ class FairLine(Generic[T]):
         Raises:
             ValueError: it stands nowhere.
         """
-        items = self._owners.pop(owner, deque())
+        items = self._owners.get(owner, deque())
         items.remove(item)
+        self._gone(owner)
         if items:
             self._owners[owner] = items
 
@@ -67,4 +91,8 @@ class FairLine(Generic[T]):
             if left:
                 self._owners[owner] = left
             else:
-                del self._owners[owner]
+                self._gone(owner)
+
+    def _gone(self, owner: bytes) -> None:
+        del self._owners[owner]
+        self._again.discard(owner)

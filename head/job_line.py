@@ -1,11 +1,13 @@
 """Jobs of one model that wait, in the order in which they are to begin.
 
 Classes take turns as those of requests for text do (head/class_turns.py); of one class clients take
-turns, and of one client the oldest job goes first.
+turns, and of one client the oldest job goes first. Jobs of clients that may begin none stand in
+nobody's way.
 """
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import islice
 
@@ -33,9 +35,14 @@ class WaitingJob:
 
 
 class JobLine:
-    """Owned by the desk of jobs. Reads no clock."""
+    """Owned by the desk of jobs. Reads no clock.
 
-    def __init__(self) -> None:
+    Args:
+        held: clients of whose jobs none begins now; its owner changes it.
+    """
+
+    def __init__(self, held: AbstractSet[ClientKey] = frozenset()) -> None:
+        self._held = held
         self._jobs: dict[int, WaitingJob] = {}
         self._classes = tuple(FairLine[WaitingJob]() for _ in AGE_S)
         self._turns = ClassTurns[WaitingJob]()
@@ -49,14 +56,27 @@ class JobLine:
         self._classes[job.qos].push(job.client, job)
 
     def put_back(self, job: WaitingJob) -> None:
-        """Let a job wait again that was taken: it is the next of its class."""
+        """Let a job wait again that was taken: it is the next of its class.
+
+        Of several the first that comes back is, so they should come in the order they were taken.
+        """
         self._jobs[job.job] = job
-        self._classes[job.qos].put_back(job.client, job)
+        self._classes[job.qos].come_back(job.client, job, lambda waiting: waiting.job)
 
     def candidates(self, most: int) -> list[int]:
-        """The next jobs in the order to try them; `take` those that find room."""
-        orders = [line.order() for line in self._classes]
+        """The next jobs in the order to try them; `take` those that find room.
+
+        Those of held clients are none.
+        """
+        orders = [line.order(self._held) for line in self._classes]
         return [waiting.job for waiting in islice(self._turns.order(orders), most)]
+
+    def held(self, most: int) -> list[int]:
+        """The oldest jobs that wait and are no candidates."""
+        if not self._held:
+            return []
+        found = (waiting.job for waiting in self._jobs.values() if waiting.client in self._held)
+        return list(islice(found, most))
 
     def take(self, job: int) -> None:
         """Remove a job that begins; it has had its class's turn, and its client's.
@@ -65,7 +85,7 @@ class JobLine:
             KeyError: it does not wait.
         """
         waiting = self._jobs.pop(job)
-        self._turns.count(waiting, [next(line.order(), None) for line in self._classes])
+        self._turns.count(waiting, [next(line.order(self._held), None) for line in self._classes])
         self._classes[waiting.qos].take(waiting.client, waiting)
 
     def remove(self, job: int) -> None:

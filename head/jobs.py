@@ -105,7 +105,7 @@ class JobDesk:
         Raises:
             QueueFull: too many wait.
         """
-        line = self._lines.setdefault(spec.model, JobLine())
+        line = self._lines.setdefault(spec.model, JobLine(self.room.held))
         size = sum(len(job.spec.body) for job in self._jobs.values()) + len(spec.body)
         if len(line) >= self._policy.queue_limit or size > MAX_BODIES_BYTES:
             raise line_full(spec.model, len(line))
@@ -308,7 +308,7 @@ class JobDesk:
             return
         while self._begin_some(line, now):
             pass
-        for number in line.candidates(LOOK_AHEAD):
+        for number in [*line.candidates(LOOK_AHEAD), *line.held(LOOK_AHEAD)]:
             # What ends has an owner, who may ask for more at once.
             if (job := self._jobs.get(number)) is not None and job.on is None:
                 self._refuse_hopeless(job, now)

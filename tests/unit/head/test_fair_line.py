@@ -60,3 +60,37 @@ def test_whose_item_is_taken_comes_after_all_others() -> None:
     assert drained(line) == [10, 20, 1]
     with pytest.raises(ValueError, match="not in"):
         line.take(b"a", 2)
+
+
+def test_owners_that_are_passed_over_are_not_in_the_order() -> None:
+    line: FairLine[int] = FairLine()
+    for owner, item in ((b"a", 1), (b"a", 2), (b"b", 10), (b"c", 20), (b"b", 11)):
+        line.push(owner, item)
+    assert list(line.order(without={b"a"})) == [10, 20, 11]
+    assert drained(line) == [1, 10, 20, 2, 11]
+
+
+def test_several_that_come_back_stand_as_they_were_taken() -> None:
+    line: FairLine[int] = FairLine()
+    owners = {1: b"a", 10: b"b", 2: b"a", 11: b"b", 3: b"a", 20: b"c"}
+    for item, owner in owners.items():
+        line.push(owner, item)
+    order = list(line.order())
+    assert order == [1, 10, 20, 2, 11, 3]
+    popped = [line.pop() for _ in range(5)]
+    for found in popped:
+        assert found is not None
+        line.come_back(*found, int)
+    assert drained(line) == order
+
+
+def test_what_comes_back_later_goes_behind_what_came_back_before() -> None:
+    line: FairLine[int] = FairLine()
+    for owner, item in ((b"a", 2), (b"b", 11), (b"c", 20), (b"d", 30)):
+        line.push(owner, item)
+    line.come_back(b"c", 19, int)
+    line.come_back(b"a", 1, int)
+    assert list(line.order()) == [19, 1, 11, 30, 20, 2]
+    line.take(b"c", 19)
+    line.come_back(b"b", 10, int)
+    assert list(line.order()) == [1, 10, 30, 20, 2, 11]

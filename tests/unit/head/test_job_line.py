@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from head.effects import ClientKey
 from head.job_line import JobLine, WaitingJob
 
@@ -60,6 +63,58 @@ def test_a_job_that_begins_anew_is_the_next_of_its_class() -> None:
     line.take(1)
     line.put_back(job(1))
     assert line.candidates(9) == [1, 3, 2, 4]
+
+
+def test_several_that_begin_anew_keep_their_order() -> None:
+    line = line_of(job(1), job(2), job(3, client=b"ben"), job(4, client=b"ben"), job(5))
+    for number in (1, 3, 2):
+        line.take(number)
+    for number, client in ((1, b"ann"), (3, b"ben"), (2, b"ann")):
+        line.put_back(job(number, client=client))
+    assert line.candidates(9) == [1, 3, 2, 4, 5]
+
+
+def test_jobs_of_held_clients_are_no_candidates_and_keep_their_places() -> None:
+    held: set[ClientKey] = {ClientKey(b"ann")}
+    line = JobLine(held)
+    for each in (*(job(number) for number in range(1, 6)), job(6, client=b"ben", qos=3)):
+        line.push(each)
+    assert line.candidates(1) == [6]
+    assert (line.held(2), len(line)) == ([1, 2], 6)
+    held.clear()
+    assert line.candidates(2) == [1, 2]
+    assert line.held(9) == []
+
+
+CLIENTS = [b"ann", b"ben", b"eve", b"kim"]
+WAITING = st.lists(st.tuples(st.sampled_from(CLIENTS), st.integers(0, 3)), max_size=30)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    waiting=WAITING,
+    held=st.sets(st.sampled_from(CLIENTS)),
+    many=st.integers(0, 3),
+    fresh=st.integers(0, 2),
+)
+def test_whoever_is_held_stands_in_nobodys_way(
+    waiting: list[tuple[bytes, int]], held: set[bytes], many: int, fresh: int
+) -> None:
+    line = JobLine({ClientKey(client) for client in held})
+    for number in range(100 if held else 0):
+        line.push(job(number, 0.0, client=min(held), qos=many))
+    for number, (client, qos) in enumerate(waiting, 1000):
+        line.push(job(number, 0.0, client=client, qos=qos))
+    due = {number for number, (client, _) in enumerate(waiting, 1000) if client not in held}
+    # One more job of a higher class comes with each turn, for ever. All that waits is due after
+    # 600 s, so it gets every fourth turn at least; what is held takes none.
+    turns = 4 * len(due) + 4
+    for number in range(2000, 2000 + turns):
+        line.push(job(number, 600.0, client=b"tim", qos=fresh))
+        (first,) = line.candidates(1)
+        line.take(first)
+        due.discard(first)
+    assert not due
 
 
 def test_one_that_finds_no_room_is_passed_and_keeps_its_place() -> None:

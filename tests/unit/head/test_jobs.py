@@ -137,6 +137,26 @@ def test_a_lost_link_has_the_job_done_elsewhere_and_nothing_repeated(bench: JobB
     assert isinstance(bench.ends[job], JobDone)
 
 
+@pytest.mark.parametrize("died", [False, True], ids=["link", "worker"])
+def test_jobs_that_were_lost_together_begin_again_in_their_order(
+    bench: JobBench, died: bool
+) -> None:
+    for number in range(6):
+        bench.submit(client=b"ab"[number % 2 : number % 2 + 1], body=packed(number=number))
+    first = bench.starts(1)
+    assert [start.body for start in first] == [packed(number=number) for number in range(4)]
+    if died:
+        for start in first:
+            bench.end(1, start, code="worker_lost", message="it died")
+        bench.status(1, worker=2)
+        again = bench.starts(1)[4:]
+    else:
+        bench.down(1)
+        bench.encoder(2, "n2")
+        again = bench.starts(2)
+    assert [start.body for start in again] == [start.body for start in first]
+
+
 def test_words_of_a_former_try_count_no_more(bench: JobBench) -> None:
     bench.encoder(2, "n2")
     job = bench.submit()
