@@ -50,11 +50,38 @@ class Files(Pump):
         try:
             with Path(path).open("rb") as file:
                 sha256 = hashlib.file_digest(file, "sha256").digest()
-                if not self.operation("has_blob", sha256=sha256).get("has"):
+                if not self._is_there(sha256):
                     self._send_parts(file, sha256, file.tell())
         except OSError as error:
-            raise Invalid(f"{path} can not be read ({error.strerror})", param="file") from error
+            raise _unreadable(path, error) from error
         return sha256
+
+    def put_again(self, path: str | Path, sha256: bytes) -> None:
+        """Put a file that was put before, at a head that may have lost it.
+
+        Args:
+            sha256: that it had.
+
+        Raises:
+            Invalid: the head has not got it, and the file can not be read or is another by now.
+            SuperfluidError: the head does not take it.
+        """
+        if self._is_there(sha256):
+            return
+        try:
+            with Path(path).open("rb") as file:
+                if hashlib.file_digest(file, "sha256").digest() != sha256:
+                    raise Invalid(
+                        f"{path} changed since it was put at the head, which has lost it; begin "
+                        "with the file as it is now anew",
+                        param="file",
+                    )
+                self._send_parts(file, sha256, file.tell())
+        except OSError as error:
+            raise _unreadable(path, error) from error
+
+    def _is_there(self, sha256: bytes) -> bool:
+        return bool(self.operation("has_blob", sha256=sha256).get("has"))
 
     def _send_parts(self, file: BinaryIO, sha256: bytes, length: int) -> None:
         waiting: deque[RequestId] = deque()
@@ -71,3 +98,7 @@ class Files(Pump):
         finally:
             for request in waiting:
                 self.session.abandon(request)
+
+
+def _unreadable(path: str | Path, error: OSError) -> Invalid:
+    return Invalid(f"{path} can not be read ({error.strerror})", param="file")

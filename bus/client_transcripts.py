@@ -20,14 +20,14 @@ TRANSCRIPT_TIMEOUT_S = 4 * 3600.0
 #: How often in a row a head that went away is asked again before anything new came.
 _TRIES = 3
 
-#: Asks for what is said from a place on.
-Ask = Callable[[float], Iterator[OtherEvent | Ended]]
+#: Asks for what is said from a place on, in the language that was heard so far (or empty).
+Ask = Callable[[float, str], Iterator[OtherEvent | Ended]]
 
 
 class Transcription(Iterator[SpokenSegment]):
     """The segments of one file, as they come; after the last one its facts are there.
 
-    A head that went away is asked again for what has not come.
+    A head that went away is asked again for what has not come, in the language of what came.
 
     Attributes:
         language: empty until it is known.
@@ -38,7 +38,7 @@ class Transcription(Iterator[SpokenSegment]):
 
     def __init__(self, ask: Ask, from_s: float) -> None:
         self._ask = ask
-        self._events = ask(from_s)
+        self._events = ask(from_s, "")
         self._ready: deque[SpokenSegment] = deque()
         self._done = False
         self._tries = 0
@@ -75,7 +75,7 @@ class Transcription(Iterator[SpokenSegment]):
             if self._tries > _TRIES:
                 raise error
             try:
-                self._events = self._ask(self.next_s)
+                self._events = self._ask(self.next_s, self.language)
                 return
             except (NoHead, BlobMissing) as once_more:
                 error = once_more
@@ -113,7 +113,8 @@ class Transcripts(Files, Jobs):
 
         Args:
             model: a transcriber's name in the fleet.
-            file: its path; it is put at the head when it is not there.
+            file: its path; it is put at the head when it is not there. A head that lost it, when
+                it is asked for the rest, needs the same file once more.
             language: a code such as `en`; empty is the model's own, or what it hears.
             from_s: where to begin; `next_s` of an earlier transcription of the file.
             timeout_s: how long it may take from now on; 4 hours by default.
@@ -121,15 +122,21 @@ class Transcripts(Files, Jobs):
 
         Raises:
             Invalid: the file can not be read. What is wrong with its content, or with the model or
-                the language, the segments tell.
+                the language, the segments tell; and that it changed, where it is needed again.
             SuperfluidError: anything else of docs/api.md.
         """
         limit = TRANSCRIPT_TIMEOUT_S if timeout_s is None else timeout_s
         until = self.clock() + limit
+        sha256 = b""
 
-        def ask(place: float) -> Iterator[OtherEvent | Ended]:
-            body = {"model": model, "language": language, "from_s": place, **options}
-            body["sha256"] = self.put_file(file)
+        def ask(place: float, heard: str) -> Iterator[OtherEvent | Ended]:
+            nonlocal sha256
+            if sha256:
+                self.put_again(file, sha256)
+            else:
+                sha256 = self.put_file(file)
+            body = {"model": model, "sha256": sha256, "from_s": place, **options}
+            body["language"] = language or heard
             return self._job_events("transcribe", body, max(0.0, until - self.clock()))
 
         return Transcription(ask, from_s)

@@ -98,17 +98,51 @@ def test_a_file_that_is_there_is_not_sent(address: str, file: Path) -> None:
         assert head.ops() == ["has_blob", "transcribe"]
 
 
-def test_a_head_that_restarts_is_asked_for_the_rest(address: str, file: Path) -> None:
+@pytest.mark.parametrize("named", ["", "fr"])
+def test_a_head_that_restarts_is_asked_for_the_rest(address: str, file: Path, named: str) -> None:
+    script = Head([window(28.5, "a")], [window(61.0, "b"), END])
+    with ExitStack() as stack:
+        first = stack.enter_context(ScriptedHead(address, script))
+        client = stack.enter_context(Client(address))
+        heard = client.transcribe("w", file, language=named)
+        assert next(heard).text == "a"
+        sha256 = hashlib.sha256(file.read_bytes()).digest()
+        file.unlink()  # The head has what it needs.
+        first.close()
+        second = stack.enter_context(ScriptedHead(address, script))
+        assert heard.text() == "b"
+        (asked,) = (body for body in second.requests if body["op"] == "transcribe")
+        assert (asked["from_s"], asked["sha256"], asked["language"]) == (
+            28.5,
+            sha256,
+            named or "en",
+        )
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_head_that_lost_the_file_gets_the_same_or_none(
+    address: str, file: Path, changed: bool
+) -> None:
     script = Head([window(28.5, "a")], [window(61.0, "b"), END])
     with ExitStack() as stack:
         first = stack.enter_context(ScriptedHead(address, script))
         client = stack.enter_context(Client(address))
         heard = client.transcribe("w", file)
         assert next(heard).text == "a"
+        script.received = 0
+        if changed:
+            file.write_bytes(b"other" * 150_000)
         first.close()
         second = stack.enter_context(ScriptedHead(address, script))
-        assert heard.text() == "b"
-        assert [body["from_s"] for body in second.requests if body["op"] == "transcribe"] == [28.5]
+        if not changed:
+            assert heard.text() == "b"
+            assert script.received == 750_000
+            return
+        with pytest.raises(Invalid, match="changed since it was put") as error:
+            next(heard)
+        assert error.value.param == "file"
+        assert script.received == 0
+        assert "transcribe" not in second.ops()
 
 
 def test_leaving_early_cancels(address: str, file: Path) -> None:

@@ -30,10 +30,10 @@ class Head:
 
     def __init__(self, *script: NoHead | Sequence[OtherEvent | Ended | NoHead]) -> None:
         self.script = list(script)
-        self.asked: list[float] = []
+        self.asked: list[tuple[float, str]] = []
 
-    def ask(self, from_s: float) -> Iterator[OtherEvent | Ended]:
-        self.asked.append(from_s)
+    def ask(self, from_s: float, heard: str) -> Iterator[OtherEvent | Ended]:
+        self.asked.append((from_s, heard))
         answer = self.script.pop(0)
         if isinstance(answer, NoHead):
             raise answer
@@ -51,14 +51,14 @@ def test_a_head_that_went_away_is_asked_for_what_has_not_come() -> None:
     head = Head([window(FIRST, 28.0), AWAY], [window(SECOND, 31.0), end()])
     heard = Transcription(head.ask, 0.0)
     assert heard.text() == "Hello. Bye."
-    assert head.asked == [0.0, 28.0]
+    assert head.asked == [(0.0, ""), (28.0, "en")]
     assert (heard.duration_s, heard.language, heard.node) == (31.0, "en", "n-1")
 
 
 def test_a_head_that_is_still_away_when_it_is_asked_again_is_asked_three_times_in_all() -> None:
     head = Head([window(FIRST, 28.0), AWAY], AWAY, AWAY, [window(SECOND, 31.0), end()])
     assert Transcription(head.ask, 0.0).text() == "Hello. Bye."
-    assert head.asked == [0.0, 28.0, 28.0, 28.0]
+    assert head.asked == [(0.0, ""), *[(28.0, "en")] * 3]
     heard = Transcription(Head([AWAY], AWAY, [AWAY], AWAY, [end()]).ask, 0.0)
     with pytest.raises(NoHead):
         next(heard)
