@@ -99,7 +99,9 @@ class ServedModel:
         self.meter.restart()
 
     def became_ready(self, ready: Ready) -> None:
-        """The worker has loaded the model and tried it."""
+        """The worker has loaded the model and tried it, which it says once."""
+        if self.loaded is not None:
+            return
         self.loaded = ready
         self.stage = ready.stage
         self.kind = ready.kind if self.stage is None or self.drives else STAGE_KIND

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.errors import Internal
-from head.effects import Effects, Output, Persist, Reply, Tagged
+from head.effects import Effects, Output, Persist, Reply, SendLink, Tagged
 from head.gate import OutputGate
 
 
@@ -102,3 +104,12 @@ def test_any_interleaving(steps: list[int | None], data: st.DataObject) -> None:
     left = check(gate.durable(submitted))
     assert left == admitted
     assert gate.waiting == 0
+
+
+def test_what_is_only_passed_on_waits_for_nothing() -> None:
+    gate = OutputGate()
+    gate.admit(effects(1, 1))
+    unit = SendLink(link=3, message="a unit of work")
+    _, released = gate.admit(replace(effects(2, 0, first=1), forwards=(unit,)))
+    assert released == [unit]
+    assert gate.waiting == 2
