@@ -16,10 +16,16 @@ from head.text.channel_json import (
 )
 from head.text.channel_reader import Malformed, Reader, Steps
 
-_NAMES = ("name", "tool_name")
-_ARGUMENTS = ("arguments", "parameters")
-#: Keys that some models add and that say nothing.
-_OTHERS = ("id", "type", "tool_call_id")
+#: What each key of a call is. Those that some models add and that say nothing are themselves.
+_KEYS = {
+    "name": "name",
+    "tool_name": "name",
+    "arguments": "arguments",
+    "parameters": "arguments",
+    "id": "id",
+    "type": "type",
+    "tool_call_id": "tool_call_id",
+}
 _NEXT = marks_of(",", "}")
 _LIST_NEXT = marks_of(",", "]")
 #: A tool's name, or a call's id.
@@ -77,22 +83,17 @@ def call_object(
     name = arguments = None
     seen: set[str] = set()
     while True:
-        yield from reader.skip()
-        key = json.loads((yield from json_string(reader)))
-        kind = next((kind for kind in (_NAMES, _ARGUMENTS) if key in kind), None)
-        if (kind is None and key not in _OTHERS) or (kind or (key,))[0] in seen:
+        key = yield from _call_key(reader)
+        if key in seen:
             raise Malformed
-        seen.add((kind or (key,))[0])
-        yield from reader.skip()
-        yield from expect(reader, ":")
-        yield from reader.skip()
-        if kind is _NAMES:
+        seen.add(key)
+        if key == "name":
             name = json.loads((yield from json_string(reader)))
             if name not in turn.tools:
                 raise Malformed
         else:
             value = yield from json_value(reader)
-            if kind is _ARGUMENTS:
+            if key == "arguments":
                 arguments = object_text(value)
         yield from reader.skip()
         if (yield from reader.one_of(_NEXT)) == "}":
@@ -100,6 +101,18 @@ def call_object(
     if name is None or (arguments is None and needs_arguments):
         raise Malformed
     return name, arguments or "{}"
+
+
+def _call_key(reader: Reader) -> Steps[str]:
+    """What the key that comes next is, read up to its value."""
+    yield from reader.skip()
+    key = _KEYS.get(json.loads((yield from json_string(reader))))
+    if key is None:
+        raise Malformed
+    yield from reader.skip()
+    yield from expect(reader, ":")
+    yield from reader.skip()
+    return key
 
 
 def tagged_call(end: str, other: Mapping[str, CallGrammar] | None = None) -> CallGrammar:

@@ -14,7 +14,7 @@ from typing import Any
 from bus.errors import Invalid, TooLarge
 from bus.fields import kind_of
 from head.json_values import check_json, check_text
-from head.text.tool_messages import Message, check_identifier, read_call, read_calls
+from head.text.tool_messages import Message, check_identifier, read_call, read_calls, shown
 from head.text.tool_results import name_results
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -54,7 +54,7 @@ def _message(message: object, where: str) -> Message:
     role = message.get("role")
     if role not in ROLES:
         raise Invalid(
-            f"{where}.role is {_shown(role)}; it should be one of {', '.join(ROLES)}",
+            f"{where}.role is {shown(role)}; it should be one of {', '.join(ROLES)}",
             param=f"{where}.role",
         )
     others = {
@@ -118,7 +118,7 @@ def _content(content: object, where: str) -> str:
         parts = (_part(part, f"{where}.content[{place}]") for place, part in enumerate(content))
         return "\n".join(parts)
     raise Invalid(
-        f"{where}.content should be text or a list of text parts, not {_shown(content)}",
+        f"{where}.content should be text or a list of text parts, not {shown(content)}",
         param=f"{where}.content",
     )
 
@@ -129,19 +129,10 @@ def _part(part: object, where: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind not in _TEXT_PARTS or not isinstance(part, Mapping):
         raise Invalid(
-            f"{where} has type {_shown(kind)}; this model takes parts of type text only",
+            f"{where} has type {shown(kind)}; this model takes parts of type text only",
             param=where,
         )
     text = part.get("text")
     if not isinstance(text, str):
-        raise Invalid(f"{where}.text should be text, not {_shown(text)}", param=f"{where}.text")
+        raise Invalid(f"{where}.text should be text, not {shown(text)}", param=f"{where}.text")
     return check_text(text, f"{where}.text")
-
-
-def _shown(value: object) -> str:
-    """A wrong value in a message: text quoted and cut, others by their kind."""
-    if value is None:
-        return "missing"
-    if isinstance(value, str):
-        return ascii(value if len(value) <= 40 else value[:40] + "...")
-    return kind_of(value)

@@ -72,7 +72,7 @@ def read_call(call: object, where: str) -> Message:
     kind = call.get("type")
     if kind not in (None, "function"):
         raise Invalid(
-            f"{where}.type is {_shown(kind)}; calls of type function only are served",
+            f"{where}.type is {shown(kind)}; calls of type function only are served",
             param=f"{where}.type",
         )
     inner, place = call.get("function"), f"{where}.function"
@@ -105,9 +105,9 @@ def check_identifier(value: object, where: str) -> str:
         Invalid: it is none.
     """
     if not is_identifier(value):
-        shown = "longer" if isinstance(value, str) and value else _empty_or_kind(value)
+        wrong = "longer" if isinstance(value, str) and value else _empty_or_kind(value)
         raise Invalid(
-            f"{where} should be text of 1 to {_MAX_NAME} letters, not {shown}", param=where
+            f"{where} should be text of 1 to {_MAX_NAME} letters, not {wrong}", param=where
         )
     return check_text(value, where)
 
@@ -154,5 +154,10 @@ def _empty_or_kind(value: object) -> str:
     return "empty" if value == "" else kind_of(value)
 
 
-def _shown(value: object) -> str:
-    return ascii(value[:40]) if isinstance(value, str) else kind_of(value)
+def shown(value: object) -> str:
+    """A wrong value in a message: text quoted and cut, others by their kind."""
+    if value is None:
+        return "missing"
+    if isinstance(value, str):
+        return ascii(value if len(value) <= 40 else value[:40] + "...")
+    return kind_of(value)
