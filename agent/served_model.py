@@ -185,7 +185,7 @@ class ServedModel:
             worker=self.incarnation,
             worker_phase=self._worker_phase(),
             kind=self.kind,
-            stage=self.stage,
+            stage=self.stage and replace(self.stage, folder=self.name),
         )
         if self.ready is None and self.loaded is not None:
             # What a chain of it could have.

@@ -11,6 +11,8 @@ from bus.messages.parts import ModelStatus
 from bus.version import __version__
 from head.fleet import Fleet
 from head.fleet_node import DialedAddress, Node
+from head.model_kinds import STAGE
+from head.stage_workers import waits
 from head.texts import TextDesk
 from head.weights import Weights
 
@@ -187,6 +189,7 @@ def _stage(node: Node, status: ModelStatus) -> dict[str, Any] | None:
     if stage is None:
         return None
     return {
+        "folder": stage.folder,
         "model": stage.model,
         "whole": stage.whole,
         "index": stage.index,
@@ -195,6 +198,7 @@ def _stage(node: Node, status: ModelStatus) -> dict[str, Any] | None:
         "end_layer": stage.end,
         "layers": stage.layers,
         "chains": node.chains[status.name],
+        "loaded": status.phase == "ready" or waits(status),
     }
 
 
@@ -212,10 +216,11 @@ def _model(
         for node in fleet.nodes
         if node.up and (status := node.models.get(name)) and status.phase == "ready"
     ]
-    described = texts.described(name)
+    described, kind = texts.described(name), texts.kind(name)
     return {
         "name": name,
-        "ready": bool(serving) and described is not None,
+        # Nobody asks a stage for texts, so the head needs no tokenizer of it.
+        "ready": bool(serving) and (described is not None or kind == STAGE),
         "nodes": sorted(identity for identity, _ in serving),
         "on": [
             {
@@ -232,7 +237,7 @@ def _model(
         "head_folder": texts.folders.get(name),
         "tokenizer": texts.source.state(name),
         "tokenizer_problem": texts.source.problem(name),
-        "kind": texts.kind(name) or None,
+        "kind": kind or None,
         "chat_template": bool(described and described.has_template),
         "tokenizer_digest": f"{described.digest:016x}" if described else None,
     }

@@ -8,6 +8,7 @@ from bus.messages.parts import ModelStatus
 from head.fleet import Fleet
 from head.fleet_node import Node
 from head.kept_tokenizers import TokenizerKey
+from head.model_kinds import STAGE
 
 
 def offers_of(fleet: Fleet, model: ModelName) -> dict[TokenizerKey, list[Node]]:
@@ -41,6 +42,7 @@ def had_by_any(fleet: Fleet, model: ModelName, digest: int) -> bool:
 def _can_give(node: Node, status: ModelStatus) -> bool:
     return (
         status.phase == "ready"
+        and status.kind != STAGE
         and status.tokenizer_digest != 0
         and status.text_digest != 0
         and JOBS in node.capabilities

@@ -51,7 +51,8 @@ class StageStatus:
     """Which part of which model a folder holds: layers `first` to `end`, not including it.
 
     `model` is the whole model's name and `whole` names its content, equal for all stages of it.
-    `hidden` is the width of hidden states, `hidden_type` what this stage computes them in.
+    `hidden` is the width of hidden states, `hidden_type` what this stage computes them in. `folder`
+    is what the node itself calls it.
     """
 
     model: Annotated[ModelName, MaxBytes(256), OneLine()]
@@ -63,6 +64,7 @@ class StageStatus:
     layers: U32
     hidden: U32
     hidden_type: Name = "float32"
+    folder: Annotated[ModelName, MaxBytes(256), OneLine()] = ModelName("")
 
     @property
     def is_last(self) -> bool:

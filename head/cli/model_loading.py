@@ -14,7 +14,7 @@ from bus.client import Client
 from bus.errors import ModelIncomplete, NotFound, SuperfluidError, TimedOut
 from head.cli.agents import local_names
 from head.cli.context import CliContext, pass_context
-from head.cli.nodes import LIVE, model_problem
+from head.cli.nodes import LIVE, model_problem, node_names
 from head.cli.output import format_option, note, one_line, print_rows
 
 #: A large model takes minutes to load; streams may be given as long to end.
@@ -190,9 +190,11 @@ def _rows(client: Client, nodes: Sequence[str], model: str) -> list[dict[str, An
 
 def _row(name: str, node: Mapping[str, Any], model: str) -> dict[str, Any]:
     found: Mapping[str, Any] = next(
-        (each for each in node.get("models", []) if each["name"] == model), {}
+        (each for each in node.get("models", []) if model in node_names(each)), {}
     )
-    phase = found.get("phase", _GONE)
+    # A last stage waits for others then, of which this node knows nothing.
+    is_loaded = (found.get("stage") or {}).get("loaded", False)
+    phase = "ready" if is_loaded else found.get("phase", _GONE)
     if node.get("state") not in LIVE:
         phase = f"on a node that is {node.get('state', 'unknown')}"
     return {

@@ -133,6 +133,16 @@ def model_problem(model: Mapping[str, Any], command: Command) -> str:
     return f"model {name} is not ready on any node"
 
 
+def node_names(model: Mapping[str, Any]) -> frozenset[str]:
+    """What a model on a node is called: by the fleet, and where it is a stage by the node itself.
+
+    Args:
+        model: as the head reports it of a node.
+    """
+    stage = model.get("stage") or {}
+    return frozenset(filter(None, (model["name"], stage.get("folder"))))
+
+
 def node_row(node: Mapping[str, Any], local: Mapping[str, str]) -> dict[str, Any]:
     """The cells of a node's line.
 

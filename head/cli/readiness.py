@@ -36,7 +36,7 @@ from head.cli.agents import (
     served,
 )
 from head.cli.interrupts import raise_if_ended
-from head.cli.nodes import LIVE
+from head.cli.nodes import LIVE, node_names
 from head.cli.output import note, one_line
 from head.cli.supervision import FAILED_STATES, Supervisor
 
@@ -103,7 +103,12 @@ class Readiness:
             node = nodes.get(told[plan.name].identity)
             if node is None or node.get("state") not in LIVE:
                 return f"{plan.name} has not joined yet"
-            ready = {m["name"] for m in node.get("models", []) if m.get("phase") == "ready"}
+            ready = {
+                name
+                for each in node.get("models", [])
+                if each.get("phase") == "ready" or (each.get("stage") or {}).get("loaded")
+                for name in node_names(each)
+            }
             for model in served(plan, told[plan.name]):
                 if model.name not in ready:
                     return f"the head has not heard of {model.name} on {plan.name} yet"

@@ -357,3 +357,22 @@ def test_unit_out_of_turn_ends_the_chain() -> None:
     head.core.link_message(links["node-1"], run, head.now())
     head.post(lambda: None)
     fleet.run_until(lambda: fleet.is_open and fleet.chains()[0] != chain, 5.0)
+
+
+def test_models_and_nodes_are_reported_with_their_stages() -> None:
+    fleet = served(*HALVES)
+    status = fleet.request("status")
+    fleet.finish(status)
+    assert status.end is not None
+    models = {each["name"]: each for each in status.end["models"]}
+    assert (models["toy"]["ready"], models["toy"]["nodes"]) == (True, ["node-2"])
+    # Nobody asks a stage for texts, and the head fetches no tokenizer of it.
+    assert (models["toy.0"]["ready"], models["toy.0"]["kind"]) == (True, "stage")
+    assert models["toy.0"]["tokenizer"] == ""
+    rows = [row for node in status.end["nodes"] for row in node["models"]]
+    assert [(row["name"], row["stage"]["folder"], row["stage"]["chains"]) for row in rows] == [
+        ("toy.0", "toy.0", 1),
+        ("toy", "toy.15", 0),
+    ]
+    assert [row["problem"] for row in rows] == ["", ""]
+    assert len(status.end["chains"]) == 1

@@ -28,6 +28,7 @@ STAGE = StageStatus(
     layers=30,
     hidden=576,
     hidden_type="float16",
+    folder=ModelName("toy.1of2"),
 )
 
 
@@ -125,7 +126,7 @@ def test_a_status_says_which_part_of_a_model_it_is_of() -> None:
     data = LINK.encode(NodeStatus(models=(model,)))
     assert LINK.decode(data).models == (model,)
     (fields,) = msgpack.unpackb(data)[1]
-    assert fields[-1] == ["toy", "w", 0, 2, 0, 15, 30, 576, "float16"]
+    assert fields[-1] == ["toy", "w", 0, 2, 0, 15, 30, 576, "float16", "toy.1of2"]
     # A node of an earlier version says nothing of it, and an earlier head passes it over.
     older = msgpack.packb([24 | 0x40, [fields[:-1]]])
     assert LINK.decode(older).models[0].stage is None

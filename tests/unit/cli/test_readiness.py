@@ -153,3 +153,21 @@ def test_only_agents_alone_may_be_without_a_head(wanted: Readiness) -> None:
     assert alone.without_head(told) == f"node-2: can not reach it ({HEAD})"
     assert alone.without_head(BOTH) == ""
     assert wanted.without_head(told) == ""
+
+
+@pytest.mark.parametrize(
+    ("row", "is_ready"),
+    [
+        ({"name": "whole", "phase": "loading", "stage": {"folder": "toy", "loaded": True}}, True),
+        ({"name": "whole", "phase": "loading", "stage": {"folder": "toy", "loaded": False}}, False),
+        ({"name": "whole", "phase": "ready", "stage": {"folder": "other", "loaded": True}}, False),
+        ({"name": "toy", "phase": "ready", "stage": None}, True),
+    ],
+)
+def test_last_stage_that_is_loaded_is_all_that_its_agent_can_give(
+    wanted: Readiness, row: dict[str, Any], is_ready: bool
+) -> None:
+    """The other stages may be of machines that come later."""
+    node = {"identity": "h-a", "state": "up", "models": [row]}
+    missing = wanted.missing_at_head(_report(node, _node("h-b")), BOTH)
+    assert (missing == "") == is_ready

@@ -101,7 +101,7 @@ def opened(bench: Stages) -> Stages:
 
 
 def test_executors_are_asked_first_and_the_driver_with_what_they_gave(bench: Stages) -> None:
-    common = {"chain": CHAIN, "stages": 2, "groups": 2, "lanes": 4}
+    common: dict[str, Any] = {"chain": CHAIN, "stages": 2, "groups": 2, "lanes": 4}
     assert bench.on(EXECUTOR, StageOpen) == [
         StageOpen(model=FIRST.name, index=0, window=512, **common)
     ]
