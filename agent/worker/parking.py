@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from agent.worker.kv_cache import KvSlab, SavedLane
-from agent.worker.lane_file import Found, Unusable, Wanted, find_lane, load_lane, park
+from agent.worker.lane_file import MISSING, Found, Unusable, Wanted, find_lane, load_lane, park
 from agent.worker.lane_file import Restored as RestoredLane
 from agent.worker.lane_folder import forget, purge_lanes
 from agent.worker.prefix_cache import BLOCK_TOKENS
@@ -48,6 +48,9 @@ _NOT_SAVED = (
     "computes it again"
 )
 _TOO_SHORT = f"fewer than {BLOCK_TOKENS} tokens can be used"
+_NEVER_KEPT = (
+    f"a session of at most {BLOCK_TOKENS} tokens is not kept, since they are soon computed again"
+)
 _NO_ROOM = "host memory has no room for all of it"
 _OTHER_WAY = "the tokens in host memory were computed in another way"
 
@@ -219,7 +222,12 @@ class Parking(Closing):
                 if result.tokens >= BLOCK_TOKENS and known > (held.tokens, held.exact_tokens):
                     self._in_thread(lambda: load_lane(result), loaded)
                     return
-            self._reply(held if held.tokens else replace(held, problem=_problem(result)))
+            if held.tokens:
+                self._reply(held)
+            elif len(wanted.ids) <= BLOCK_TOKENS and _is_missing(result):
+                self._reply(replace(held, problem=_NEVER_KEPT))
+            else:
+                self._reply(replace(held, problem=_problem(result)))
 
         def loaded(result: RestoredLane | Unusable | SuperfluidError) -> None:
             if isinstance(result, RestoredLane):
@@ -317,6 +325,10 @@ def _forgotten(result: bool | SuperfluidError) -> None:
 
 def _not_parked(request: Park, error: SuperfluidError) -> Parked:
     return Parked(session=request.session, code=error.code, message=shown(error.message))
+
+
+def _is_missing(result: Found | Unusable | SuperfluidError) -> bool:
+    return isinstance(result, Unusable) and result.code == MISSING
 
 
 def _problem(result: Found | Unusable | SuperfluidError) -> str:

@@ -193,6 +193,27 @@ def test_a_session_that_was_never_parked_says_so(nodes: tuple[Node, Node]) -> No
     assert "not parked here" in reply.problem
 
 
+@pytest.mark.parametrize("tokens", [24, 64, 65])
+def test_one_that_is_too_short_to_be_kept_says_so(nodes: tuple[Node, Node], tokens: int) -> None:
+    prompt = PROMPT[: tokens - 4]
+    asked = replace(
+        submit(1, GREEDY, [], 4), context=pack_ids(prompt), prompt_tokens=len(prompt), segments=()
+    )
+    told, _ = nodes[0].run(asked)
+    context = pack_ids([*prompt, *told])
+    parked = nodes[0].ask(replace(park([]), context=context))
+    by_step = Segment(tokens=len(told), by_step=True)
+    wanted = replace(restore([]), context=context, segments=(Segment(tokens=len(prompt)), by_step))
+    reply = nodes[1].ask(wanted)
+    assert isinstance(parked, Parked)
+    assert isinstance(reply, Restored)
+    if tokens > 64:
+        assert (parked.tokens, reply.tokens, reply.problem) == (64, 64, "")
+    else:
+        assert (parked.tokens, reply.tokens) == (0, 0)
+        assert "at most 64 tokens is not kept" in reply.problem
+
+
 def test_other_numerics_are_used_but_not_for_exact_requests(
     runner: ModelRunner, nodes: tuple[Node, Node], tmp_path: Path
 ) -> None:
