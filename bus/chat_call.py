@@ -23,8 +23,9 @@ class ToolRun:
     """A conversation after its tools were run.
 
     Attributes:
-        answer: the last one. It has calls when the rounds were used up, or when it calls a tool
-            that is no Python function: run those yourself and go on with `messages`.
+        answer: the last one. It has calls when the rounds were used up, when it calls a tool that
+            is no Python function, or when it did not end with them: run those yourself and go on
+            with `messages`.
         messages: all of them, from those that were sent to the last answer.
         results: of every call that was run, in order.
         rounds: how often the model was given results.
@@ -72,7 +73,9 @@ class ChatCall(Call):
 
         What a function raises is told to the model as text, and kept in `results`; so is that a
         result is too long for a request or for the model's window. A name that is no tool's is
-        never called. A tool choice counts for the first answer only.
+        never called. A tool choice counts for the first answer only. Calls are run of an answer
+        that ended with them (`finish` is `tool_calls`): one that went on until `max_new` cut it is
+        given back as it is, its calls in `answer.tool_calls`.
 
         Args:
             max_rounds: how often the model may be given results, from 0 on.
