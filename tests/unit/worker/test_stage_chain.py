@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -9,13 +10,15 @@ from random import Random
 import pytest
 
 from agent.models.folder import ModelFolder
+from agent.worker.grammar import GrammarBuilder
 from agent.worker.model_runner import ModelRunner
 from agent.worker.stage_runner import StageRunner
 from bus.errors import NoNode, QueueFull
 from bus.ids import GenerationId, unpack_ids
 from bus.messages.parts import Segment
-from bus.messages.sampling import SamplingParams
+from bus.messages.sampling import Constraint, SamplingParams
 from bus.messages.worker import Submit
+from bus.text.tokenizer import TextModel
 from tests.harness.engine_run import GREEDY, alone, prompt_of, submit
 from tests.harness.models import smollm2_folder, stage_folders, toy_model_folder
 from tests.harness.stage_chain import StageChain, deep_toy_folder, open_stages
@@ -145,29 +148,27 @@ class Script:
             self.run.engine.resume(message.generation)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_exact_requests_are_as_on_the_whole_model_whatever_happens(case: Case, seed: int) -> None:
+def test_exact_requests_are_as_on_the_whole_model_whatever_happens(case: Case) -> None:
     toy = case.whole.folder.name.startswith("toy")
-    script = Script(Random(seed), case.chain(Random(seed + 100)))
-    run = script.run
-    while len(script.made) < (60 if toy else 12):
-        for _ in range(script.random.choice((1, 1, 3, 9))):
-            script.submit()
-        for _ in range(script.random.randrange(1, 60)):
-            script.act()
-            run.turn()
-    script.resume()
-    run.finish()
-    assert len(run.ends) == len(script.made)
-    assert not case.differing(run, script.made)
-    assert not run.failed
-    stats = run.engine.stats()
-    assert stats.cached_tokens > 0
-    if toy:
-        assert stats.preemptions > 0
-        assert sum(end.reason == "cancelled" for end in run.ends.values()) > 0
-    for executor in run.executors:
-        assert executor.stats().kv_host_bytes == 0 or stats.kv_host_bytes > 0
+    for seed in range(4 if toy else 1):
+        script = Script(Random(seed), case.chain(Random(seed + 100)))
+        run = script.run
+        while len(script.made) < (60 if toy else 12):
+            for _ in range(script.random.choice((1, 1, 3, 9))):
+                script.submit()
+            for _ in range(script.random.randrange(1, 60)):
+                script.act()
+                run.turn()
+        script.resume()
+        run.finish()
+        assert len(run.ends) == len(script.made)
+        assert not case.differing(run, script.made), seed
+        assert not run.failed
+        if toy:
+            stats = run.engine.stats()
+            assert stats.cached_tokens > 0
+            assert stats.preemptions > 0
+            assert any(end.reason == "cancelled" for end in run.ends.values())
 
 
 def test_host_memory_is_mirrored_to_the_token(case: Case) -> None:
@@ -250,3 +251,40 @@ def test_without_a_chain_nothing_is_taken(case: Case) -> None:
     run.engine.close()
     with pytest.raises(NoNode, match="other stages of model"):
         run.engine.submit(submit(1, prompt_of(5), 3), 0.0)
+
+
+def test_constraints_hold_and_penalties_are_as_on_the_whole_model(case: Case) -> None:
+    text = TextModel.open(case.whole.folder.path)
+    builder = GrammarBuilder(lambda: text, case.whole.folder.signature.vocab, LANES)
+    digits = Constraint(kind="regex", source="[0-9]{12}")
+    rules = [
+        replace(GREEDY, logprobs=5, constraint=digits, ignore_eos=False),
+        replace(SEEDED, repetition_penalty=1.3, presence_penalty=0.4, logprobs=5),
+    ]
+    messages = [submit(i, prompt_of(30, i), 20, rules[i % 2], exact=True) for i in range(6)]
+    try:
+        run = case.chain(Random(8), grammars=builder)
+        run.submit(*messages)
+        while len(run.ends) < len(messages):
+            run.turn()
+    finally:
+        builder.close()
+    for number in (0, 2, 4):
+        assert run.ends[number].reason in ("stop", "eos")
+        written = b"".join(text.vocabulary[token] for token in run.ids[number])
+        assert re.match(rb"[0-9]{12}", written)
+    assert not case.differing(run, messages[1::2])
+
+
+def test_units_of_several_groups_are_under_way_at_once(case: Case) -> None:
+    run = case.chain(Random(8))
+    run.submit(*(submit(i, prompt_of(20, i), 30) for i in range(6)))
+    most = 0
+    while not run.engine.idle:
+        run.turn()
+        most = max(most, sum(len(queue) for queue in run.queues))
+    stages = len(case.stages)
+    assert most == stages
+    stats = run.engine.stats()
+    assert stats.decode_tokens == 6 * 29
+    assert stats.decode_busy_s + stats.prefill_busy_s > 0
