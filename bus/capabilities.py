@@ -31,12 +31,14 @@ JOBS = "jobs"
 MEDIA = "media"
 #: Constraints that begin with a tag (`at_start` of a structural one).
 TAGS_AT_START = "tags_at_start"
+#: Constraints that are nothing but tags (`only_tags` of a structural one), or have text `before`.
+ONLY_TAGS = "only_tags"
 #: Workers that serve a model together, a range of its layers each (the Stage messages).
 STAGES = "stages"
 #: Everything that this version can do.
 CAPABILITIES = (
     *(REKEY, PROBE, BLOBS, SAMPLING, MODELS, PARKING, JOBS, MEDIA, TAGS_AT_START),
-    STAGES,
+    *(STAGES, ONLY_TAGS),
 )
 
 

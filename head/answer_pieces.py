@@ -42,7 +42,7 @@ class Channels:
         opened: what the prompt's end opened, such as `<think>`.
         parallel: whether there may be several calls.
         stops: texts that end the answer where they are in its text; never in the other channels.
-        calls_first: it can begin with nothing but a call.
+        only_calls: behind the reasoning that the prompt opened it can be nothing but calls.
     """
 
     form: str
@@ -50,7 +50,7 @@ class Channels:
     opened: str = ""
     parallel: bool = True
     stops: tuple[str, ...] = ()
-    calls_first: bool = False
+    only_calls: bool = False
 
     def to_map(self) -> dict[str, Any]:
         """As it is kept."""
@@ -60,7 +60,7 @@ class Channels:
             "opened": self.opened,
             "parallel": self.parallel,
             "stops": list(self.stops),
-            "calls_first": self.calls_first,
+            "only_calls": self.only_calls,
         }
 
     @classmethod
@@ -77,7 +77,7 @@ class Channels:
             parallel=kept["parallel"],
             stops=tuple(kept["stops"]),
             # Not there in what older versions kept.
-            calls_first=kept.get("calls_first", False),
+            only_calls=kept.get("only_calls", False),
         )
 
 
@@ -138,7 +138,7 @@ class AnswerPieces:
                 call_id=lambda index: call_id(name, index),
                 opened=channels.opened,
                 parallel=channels.parallel,
-                calls_first=channels.calls_first,
+                only_calls=channels.only_calls,
             )
         )
         self._matcher = StopMatcher(channels.stops) if channels.stops else None

@@ -66,11 +66,8 @@ class ChatPlan:
             Invalid, TooLarge, ConstraintInvalid: this model can not do it; names the field.
         """
         form = self._format(answer, rendered)
-        calls_first = False
         if self.required:
-            spec = self._constraint(form, answer, rendered.tail)
-            calls_first = spec.get("at_start", False)
-            constraint = _constraint_of(spec)
+            constraint = _constraint_of(self._constraint(form, answer, rendered.tail))
             answer.sampling = replace(answer.sampling, constraint=constraint)
         elif answer.sampling.constraint is not None:
             return  # All of the answer is what was asked for.
@@ -82,7 +79,7 @@ class ChatPlan:
             opened=rendered.tail,
             parallel=self.parallel,
             stops=answer.sampling.stop,
-            calls_first=calls_first,
+            only_calls=bool(self.required),
         )
         # Stops are for the text alone, which only the head can tell from the rest.
         answer.sampling = replace(answer.sampling, stop=())
@@ -101,17 +98,16 @@ class ChatPlan:
         return form
 
     def _constraint(self, form: ChannelFormat, answer: Answer, opened: str) -> dict[str, Any]:
-        spec = form.structural(self.required, REQUIRED, self.parallel)
-        if spec is None and form.tag is not None:
-            raise self._can_not_be_held(form)
-        if spec is None or (form.alone and opened):
+        if form.tag is None or (form.alone and opened):
             raise ConstraintInvalid(
                 f"answers of model {answer.model} in the format {form.name} can not be made to "
                 "call these tools; use the tool_choice auto, or another format (channels)",
                 param="tool_choice",
             )
-        # Who does not think first has nothing to say before the call.
-        return spec if opened else {**spec, "at_start": True}
+        spec = form.structural(self.required, REQUIRED, self.parallel, opened)
+        if spec is None:
+            raise self._can_not_be_held(form)
+        return spec
 
     def _can_not_be_held(self, form: ChannelFormat) -> ConstraintInvalid:
         """The error of the first tool whose arguments a format can not be held to."""

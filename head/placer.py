@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from bus.capabilities import BLOBS, MEDIA, SAMPLING, TAGS_AT_START
+from bus.capabilities import BLOBS, MEDIA, ONLY_TAGS, SAMPLING, TAGS_AT_START
 from bus.ids import ModelName, NodeIdentity, NumericsId, count_ids
 from bus.messages.sampling import Constraint
 from head.affinity import Affinity
@@ -176,17 +176,18 @@ def _needs(answer: Answer) -> tuple[str, ...]:
         BLOBS: bool(answer.blobs),
         MEDIA: bool(answer.media),
         SAMPLING: not answer.sampling.is_plain,
-        TAGS_AT_START: _begins_with_tag(answer.sampling.constraint),
+        TAGS_AT_START: _has_key(answer.sampling.constraint, "at_start"),
+        ONLY_TAGS: _has_key(answer.sampling.constraint, "only_tags", "before"),
     }
     return tuple(name for name, is_wanted in wanted.items() if is_wanted)
 
 
-def _begins_with_tag(constraint: Constraint | None) -> bool:
-    """Whether a constraint says where its first tag is; an older node would not know that key."""
+def _has_key(constraint: Constraint | None, *keys: str) -> bool:
+    """Whether a structural constraint may have one of these keys; older nodes know none of them."""
     return (
         constraint is not None
         and constraint.kind == "structural"
-        and "at_start" in constraint.source
+        and any(f'"{key}"' in constraint.source for key in keys)
     )
 
 

@@ -5,15 +5,23 @@ The source of such a constraint is a JSON object:
     {"tags": [{"begin": "<tool>", "schema": {...}, "end": "</tool>"},
               {"begin": "<sum>", "regex": "[0-9]+", "end": "</sum>"},
               {"begin": "<code>", "lark": "start: ...", "end": "</code>"}],
-     "at_least_one": false, "stop_after_first": false, "at_start": false}
+     "at_least_one": false, "stop_after_first": false, "at_start": false,
+     "only_tags": false, "before": "</think>"}
 
 - The text is free until it has the `begin` of a tag; from there it matches that tag's schema,
   regular expression or grammar and then its `end`, and is free again.
 - `at_least_one`: the answer can not end before a tag was closed.
 - `stop_after_first`: the answer ends with the first tag's end.
 - `at_start`: the answer begins with a tag.
+- `only_tags`: there is no free text. Between two tags is `between`, and the first and the last have
+  `open` before them and `close` behind them; these are empty where they are not given, and neither
+  of `between` and `close` begins with the other. Without `between` there are up to two line ends,
+  also behind the last tag.
+- `before`: free text comes first, up to this text, which is not in it; all else is said of what
+  follows. Under `only_tags` up to two line ends may follow it.
 - `begin` and `end` are text, also where they look like control tokens; no `begin` is inside
-  another, since a tag would open before the other could.
+  another, since a tag would open before the other could; under `only_tags` none begins with
+  another.
 """
 
 from __future__ import annotations
@@ -31,8 +39,10 @@ from bus.text.schema_limits import SchemaRefused
 #: As many as a request may have tools.
 MAX_TAGS = 256
 MAX_TEXT = 256
-_FLAGS = ("at_least_one", "stop_after_first", "at_start")
-_KEYS = {"tags", *_FLAGS}
+_FLAGS = ("at_least_one", "stop_after_first", "at_start", "only_tags")
+#: Texts around tags that are all of an answer.
+_AROUND = ("open", "between", "close")
+_KEYS = {"tags", "before", *_FLAGS, *_AROUND}
 _TAG_KEYS = {"begin", "end"}
 _BODIES = ("schema", "regex", "lark")
 
@@ -56,25 +66,40 @@ def structural_grammar(
     flags, tags = _checked(spec)
     lines: list[str] = []
     grammars: list[dict[str, Any]] = []
-    begins = "|".join(_exact(tag["begin"]) for tag in tags)
     for number, tag in enumerate(tags):
-        lines.append(f"head_{number}[lazy]: TEXT {json.dumps(tag['begin'])}")
         with in_tag(number):
             body = _body(tag, number, lines, grammars, schema, regex)
         lines.append(f"inside_{number}: {body}")
-        lines.append(f"tag_{number}: head_{number} inside_{number}")
-        if flags["at_start"]:
+        if flags["at_start"] or flags["only_tags"]:
             lines.append(f"first_{number}: {json.dumps(tag['begin'])} inside_{number}")
-    lines += [
-        f"FREE: /(?s:.*)/ & ~/(?s:.*)(?:{begins})(?s:.*)/",
-        "TEXT: /(?s:.*)/",
-        "rest: FREE",
-        f"any_tag: {' | '.join(f'tag_{number}' for number in range(len(tags)))}",
-        f"start: {_start(flags)}",
-    ]
-    if flags["at_start"]:
-        lines.append(f"first: {' | '.join(f'first_{number}' for number in range(len(tags)))}")
+        if not flags["only_tags"]:
+            lines.append(f"head_{number}[lazy]: TEXT {json.dumps(tag['begin'])}")
+            lines.append(f"tag_{number}: head_{number} inside_{number}")
+    lines += _around_tags(spec, flags, [tag["begin"] for tag in tags])
     return [{"name": "structural", "lark_grammar": "\n".join(lines)}, *grammars]
+
+
+def _around_tags(spec: Json, flags: Mapping[str, bool], begins: list[str]) -> Iterator[str]:
+    """Rules for what is around the tags, and for all of it."""
+    before, line_ends = "", ""
+    yield "TEXT: /(?s:.*)/"
+    if "before" in spec:
+        before = "before "
+        yield f"before[lazy]: TEXT {json.dumps(spec['before'])}"
+    if flags["at_start"] or flags["only_tags"]:
+        yield f"first: {' | '.join(f'first_{number}' for number in range(len(begins)))}"
+    if flags["only_tags"]:
+        yield r"LINE_ENDS: /\n{1,2}/"
+        line_ends = "LINE_ENDS? " if before else ""
+        rest = _only_tags(spec, flags)
+    else:
+        inside = "|".join(map(_exact, begins))
+        yield f"FREE: /(?s:.*)/ & ~/(?s:.*)(?:{inside})(?s:.*)/"
+        yield "rest: FREE"
+        yield f"any_tag: {' | '.join(f'tag_{number}' for number in range(len(begins)))}"
+        rest = _start(flags)
+    yield f"all: {rest}"
+    yield f"start: {before}{line_ends}all"
 
 
 def tags_alone(source: str) -> Iterator[tuple[int, str]]:
@@ -105,6 +130,18 @@ def in_tag(number: int, *, places: bool = True) -> Iterator[None]:
         raise (
             refused(f"{tag}{error.where or ''}", error.why) if places else refused(tag, str(error))
         ) from None
+
+
+def _only_tags(spec: Json, flags: Mapping[str, bool]) -> str:
+    """What is all of an answer that is nothing but tags."""
+    begin, end = (json.dumps(spec.get(key, "")) for key in ("open", "close"))
+    if flags["stop_after_first"]:
+        tags = f"{begin} first {end}"
+    elif "between" in spec:
+        tags = f"{begin} first ({json.dumps(spec['between'])} first)* {end}"
+    else:
+        tags = f"{begin} first (LINE_ENDS? first)* {end} LINE_ENDS?"
+    return tags if flags["at_least_one"] else f'({tags}) | ""'
 
 
 def _start(flags: Mapping[str, bool]) -> str:
@@ -154,8 +191,28 @@ def _checked(spec: Json) -> tuple[dict[str, bool], list[Mapping[str, Json]]]:
         raise refused("structural.tags", f"it should be a list of 1 to {MAX_TAGS} tags")
     for number, tag in enumerate(tags):
         _check_tag(tag, f"structural.tags[{number}]")
-    _check_begins([tag["begin"] for tag in tags])
+    _check_texts(spec, only_tags=flags["only_tags"])
+    _check_begins([tag["begin"] for tag in tags], only_tags=flags["only_tags"])
     return flags, tags
+
+
+def _check_texts(spec: Mapping[str, Json], *, only_tags: bool) -> None:
+    for key in ("before", *_AROUND):
+        if key not in spec:
+            continue
+        if not _is_text(spec[key]):
+            raise refused(
+                f"structural.{key}", f"it should be text of at most {MAX_TEXT} characters"
+            )
+        if key != "before" and not only_tags:
+            raise refused(f"structural.{key}", "it goes with only_tags; set that, or leave it out")
+    between, close = spec.get("between"), spec.get("close")
+    if between and close and (between.startswith(close) or close.startswith(between)):
+        raise refused(
+            "structural.close", "it begins with between, or is its beginning; make them differ"
+        )
+    if spec.get("before") == "":
+        raise refused("structural.before", "it is empty; leave it out")
 
 
 def _check_tag(tag: Json, where: str) -> None:
@@ -170,7 +227,7 @@ def _check_tag(tag: Json, where: str) -> None:
         raise refused(where, f"it should have begin, end and one of schema, regex, lark; {shown}")
     for key in ("begin", "end"):
         text = tag.get(key)
-        if not isinstance(text, str) or len(text) > MAX_TEXT or _unfit(text):
+        if not _is_text(text):
             raise refused(f"{where}.{key}", f"it should be text of at most {MAX_TEXT} characters")
     if not tag["begin"]:
         raise refused(f"{where}.begin", "it is empty, so the tag would always be open")
@@ -179,16 +236,18 @@ def _check_tag(tag: Json, where: str) -> None:
         raise refused(f"{where}.{body}", "it should be text with something in it")
 
 
-def _unfit(text: str) -> bool:
-    """Whether a text has half characters or NUL, which no grammar text can hold."""
-    return bool(re.search("[\ud800-\udfff\x00]", text))
+def _is_text(text: Json) -> bool:
+    """Whether it is a text that a grammar can hold: one without half characters and NUL."""
+    fits = isinstance(text, str) and len(text) <= MAX_TEXT
+    return fits and not re.search("[\ud800-\udfff\x00]", text)
 
 
-def _check_begins(begins: list[str]) -> None:
+def _check_begins(begins: list[str], *, only_tags: bool) -> None:
     for place, begin in enumerate(begins):
         for other in begins[:place] + begins[place + 1 :]:
-            if begin in other:
+            if other.startswith(begin) if only_tags else begin in other:
+                where = "at the start of" if only_tags else "inside"
                 raise refused(
                     "structural.tags",
-                    f"begin {begin[:40]!r} is inside begin {other[:40]!r}; make them differ",
+                    f"begin {begin[:40]!r} is {where} begin {other[:40]!r}; make them differ",
                 )

@@ -18,19 +18,18 @@ from head.text.channel_calls import (
 from head.text.channel_format import ChannelFormat
 from head.text.channel_grammar import Marked, Section, plain
 from head.text.channel_literals import PythonCalls, gemma_call, list_or_objects
-from head.text.channel_messages import harmony, kimi3
-from head.text.channel_structural import Around
+from head.text.channel_messages import KIMI3_THINKING, harmony, kimi3
+from head.text.channel_structural import Around, Calls
 from head.text.channel_tags import (
     DSML_CALL,
     GEMMA_CALL,
     GLM_CALL,
     HARMONY_CALL,
     KIMI3_CALL,
-    LFM2_CALL,
     LINES_CALL,
-    LLAMA4_CALL,
     MINICPM_CALL,
     MINIMAX_CALL,
+    PYTHON_CALL,
     SEED_CALL,
 )
 from head.text.channel_xml import FunctionCall, Invoke, glm_call
@@ -38,6 +37,7 @@ from head.text.channel_xml import FunctionCall, Invoke, glm_call
 _THINK = (("<think>", "</think>"),)
 _CALLED = ("<tool_call>", "</tool_call>")
 _HERMES = Around('<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>")
+_OBJECT = Around('{"name": "{name}", "arguments": ', "}")
 _FUNCTION = FunctionCall()
 _TAGGED = tagged_call("</tool_call>", {"<function=": _FUNCTION})
 
@@ -57,6 +57,11 @@ _DEEPSEEK_TEXTS = (
     "<｜tool▁call▁end｜>",
     "<｜tool▁sep｜>",
 )
+
+
+def _list(before: str, behind: str = "") -> Calls:
+    """Calls in a list, with the tags around it."""
+    return Calls(f"{before}[", f"]{behind}", between=", ")
 
 
 def _dsml(space: str, calls: str) -> Section:
@@ -127,7 +132,8 @@ def formats() -> Iterable[ChannelFormat]:
         True,
         False,
         Marked(calls={"<|python_tag|>": bare_calls}, first=bare_calls),
-        Around('<|python_tag|>{"name": "{name}", "parameters": ', "}"),
+        Around('{"name": "{name}", "parameters": ', "}"),
+        Calls("<|python_tag|>", between="; "),
     )
     yield ChannelFormat(
         "llama4",
@@ -135,10 +141,17 @@ def formats() -> Iterable[ChannelFormat]:
         True,
         False,
         Marked(calls={"<|python_start|>": PythonCalls("<|python_end|>")}, first=list_or_objects),
-        LLAMA4_CALL,
+        PYTHON_CALL,
+        _list("<|python_start|>", "<|python_end|>"),
     )
     yield ChannelFormat(
-        "mistral", _MISTRAL_TEXTS, True, True, _MISTRAL, Around("[TOOL_CALLS]{name}[ARGS]", "")
+        "mistral",
+        _MISTRAL_TEXTS,
+        True,
+        True,
+        _MISTRAL,
+        Around("[TOOL_CALLS]{name}[ARGS]", ""),
+        Calls(between=""),
     )
     yield ChannelFormat(
         "mistral-list",
@@ -146,7 +159,8 @@ def formats() -> Iterable[ChannelFormat]:
         True,
         True,
         _MISTRAL,
-        Around('[TOOL_CALLS] [{"name": "{name}", "arguments": ', "}]"),
+        _OBJECT,
+        _list("[TOOL_CALLS] "),
     )
     yield ChannelFormat(
         "glm",
@@ -165,6 +179,7 @@ def formats() -> Iterable[ChannelFormat]:
             reasoning=(("<|channel>thought", "<channel|>"),), calls={"<|tool_call>": gemma_call}
         ),
         GEMMA_CALL,
+        Calls(between=""),
     )
     yield ChannelFormat(
         "harmony",
@@ -181,6 +196,7 @@ def formats() -> Iterable[ChannelFormat]:
         True,
         harmony,
         HARMONY_CALL,
+        Calls(one=True),
         alone=True,
     )
     yield from _deepseek_and_kimi(think)
@@ -196,9 +212,10 @@ def _deepseek_and_kimi(think: tuple[str, str]) -> Iterable[ChannelFormat]:
         True,
         Marked(reasoning=_THINK, calls=_DEEPSEEK.calls()),
         Around(
-            f"{_DEEPSEEK.begin}{_DEEPSEEK.open}{{name}}<｜tool▁sep｜>",
-            f"<｜tool▁call▁end｜>{_DEEPSEEK.end}",
+            f"{_DEEPSEEK.open}{{name}}<｜tool▁sep｜>",
+            "<｜tool▁call▁end｜>",
         ),
+        Calls(_DEEPSEEK.begin, _DEEPSEEK.end, between=""),
     )
     yield ChannelFormat(
         "deepseek-v3",
@@ -207,9 +224,10 @@ def _deepseek_and_kimi(think: tuple[str, str]) -> Iterable[ChannelFormat]:
         True,
         Marked(reasoning=_THINK, calls=_DEEPSEEK.calls()),
         Around(
-            f"{_DEEPSEEK.begin}{_DEEPSEEK.open}function<｜tool▁sep｜>{{name}}\n```json\n",
-            f"\n```<｜tool▁call▁end｜>{_DEEPSEEK.end}",
+            f"{_DEEPSEEK.open}function<｜tool▁sep｜>{{name}}\n```json\n",
+            "\n```<｜tool▁call▁end｜>",
         ),
+        Calls(_DEEPSEEK.begin, _DEEPSEEK.end, between="\n"),
     )
     yield ChannelFormat(
         "deepseek-dsml",
@@ -221,6 +239,7 @@ def _deepseek_and_kimi(think: tuple[str, str]) -> Iterable[ChannelFormat]:
             calls={section.begin: section.read_all for section in _DSML},
         ),
         DSML_CALL,
+        Calls("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>", between=""),
     )
     yield ChannelFormat(
         "kimi-k2",
@@ -229,12 +248,20 @@ def _deepseek_and_kimi(think: tuple[str, str]) -> Iterable[ChannelFormat]:
         True,
         Marked(reasoning=_THINK, calls=_KIMI.calls()),
         Around(
-            f"{_KIMI.begin}{_KIMI.open}functions.{{name}}:0<|tool_call_argument_begin|>",
-            f"<|tool_call_end|>{_KIMI.end}",
+            f"{_KIMI.open}functions.{{name}}:0<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
         ),
+        Calls(_KIMI.begin, _KIMI.end, between=""),
     )
     yield ChannelFormat(
-        "kimi-k3", ("<|open|>", "<|close|>", "<|sep|>"), True, True, kimi3, KIMI3_CALL
+        "kimi-k3",
+        ("<|open|>", "<|close|>", "<|sep|>"),
+        True,
+        True,
+        kimi3,
+        KIMI3_CALL,
+        Calls("<|open|>tools<|sep|>", "<|close|>tools<|sep|>", between=""),
+        KIMI3_THINKING,
     )
 
 
@@ -245,7 +272,8 @@ def _lists(think: tuple[str, str]) -> Iterable[ChannelFormat]:
         True,
         True,
         Marked(reasoning=_THINK, calls={"<|tool_call|>": listed_calls()}),
-        Around('<|tool_call|>[{"name": "{name}", "arguments": ', "}]"),
+        _OBJECT,
+        _list("<|tool_call|>"),
     )
     yield ChannelFormat(
         "phi4",
@@ -253,7 +281,8 @@ def _lists(think: tuple[str, str]) -> Iterable[ChannelFormat]:
         True,
         True,
         Marked(reasoning=_THINK, calls={"<|tool_call|>": listed_calls("<|/tool_call|>")}),
-        Around('<|tool_call|>[{"name": "{name}", "arguments": ', "}]<|/tool_call|>"),
+        _OBJECT,
+        _list("<|tool_call|>", "<|/tool_call|>"),
     )
     yield ChannelFormat(
         "nemotron",
@@ -261,7 +290,8 @@ def _lists(think: tuple[str, str]) -> Iterable[ChannelFormat]:
         True,
         True,
         Marked(reasoning=_THINK, calls={"<TOOLCALL>": listed_calls("</TOOLCALL>")}),
-        Around('<TOOLCALL>[{"name": "{name}", "arguments": ', "}]</TOOLCALL>"),
+        _OBJECT,
+        _list("<TOOLCALL>", "</TOOLCALL>"),
     )
     yield ChannelFormat(
         "lfm2",
@@ -269,7 +299,8 @@ def _lists(think: tuple[str, str]) -> Iterable[ChannelFormat]:
         True,
         True,
         Marked(reasoning=_THINK, calls={"<|tool_call_start|>": PythonCalls("<|tool_call_end|>")}),
-        LFM2_CALL,
+        PYTHON_CALL,
+        _list("<|tool_call_start|>", "<|tool_call_end|>"),
     )
     yield ChannelFormat(
         "tool-calls",
@@ -277,7 +308,8 @@ def _lists(think: tuple[str, str]) -> Iterable[ChannelFormat]:
         True,
         True,
         Marked(reasoning=_THINK, calls={"<tool_calls>": listed_calls("</tool_calls>")}),
-        Around('<tool_calls>[{"name": "{name}", "arguments": ', "}]</tool_calls>"),
+        _OBJECT,
+        _list("<tool_calls>", "</tool_calls>"),
     )
     yield ChannelFormat(
         "cohere",
@@ -295,9 +327,10 @@ def _lists(think: tuple[str, str]) -> Iterable[ChannelFormat]:
             wrappers=_COHERE_WRAPPERS,
         ),
         Around(
-            '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "{name}", "parameters": ',
-            "}]<|END_ACTION|>",
+            '{"tool_call_id": "0", "tool_name": "{name}", "parameters": ',
+            "}",
         ),
+        _list("<|START_ACTION|>", "<|END_ACTION|>"),
     )
     yield ChannelFormat(
         "apertus",
@@ -308,7 +341,8 @@ def _lists(think: tuple[str, str]) -> Iterable[ChannelFormat]:
             reasoning=(("<|inner_prefix|>", "<|inner_suffix|>"),),
             calls={"<|tools_prefix|>": keyed_calls("<|tools_suffix|>")},
         ),
-        Around('<|tools_prefix|>[{"{name}": ', "}]<|tools_suffix|>"),
+        Around('{"{name}": ', "}"),
+        _list("<|tools_prefix|>", "<|tools_suffix|>"),
     )
     yield ChannelFormat(
         "gigachat",
@@ -317,6 +351,7 @@ def _lists(think: tuple[str, str]) -> Iterable[ChannelFormat]:
         False,
         Marked(calls={"<|function_call|>": object_call}),
         Around('<|function_call|>{"name": "{name}", "arguments": ', "}"),
+        Calls(one=True),
     )
     yield ChannelFormat(
         "solar",
@@ -327,9 +362,10 @@ def _lists(think: tuple[str, str]) -> Iterable[ChannelFormat]:
             reasoning=(("<|think|>", "<|end|>"),), calls=_SOLAR.calls(), wrappers=_SOLAR_WRAPPERS
         ),
         Around(
-            f"{_SOLAR.begin}{_SOLAR.open}0<|tool_call:name|>{{name}}<|tool_call:args|>",
-            f"<|tool_call:end|>{_SOLAR.end}",
+            f"{_SOLAR.open}0<|tool_call:name|>{{name}}<|tool_call:args|>",
+            "<|tool_call:end|>",
         ),
+        Calls(_SOLAR.begin, _SOLAR.end, between=""),
     )
     yield ChannelFormat(
         "apriel",
@@ -341,7 +377,8 @@ def _lists(think: tuple[str, str]) -> Iterable[ChannelFormat]:
             calls={"<tool_calls>": listed_calls("</tool_calls>")},
             wrappers=("[END FINAL RESPONSE]",),
         ),
-        Around('<tool_calls>[{"name": "{name}", "arguments": ', "}]</tool_calls>"),
+        _OBJECT,
+        _list("<tool_calls>", "</tool_calls>"),
     )
     yield ChannelFormat(
         "functools",
@@ -349,7 +386,8 @@ def _lists(think: tuple[str, str]) -> Iterable[ChannelFormat]:
         True,
         False,
         Marked(calls={"functools": listed_calls()}),
-        Around('functools[{"name": "{name}", "arguments": ', "}]"),
+        _OBJECT,
+        _list("functools"),
     )
 
 
@@ -361,6 +399,7 @@ def _tags(think: tuple[str, str]) -> Iterable[ChannelFormat]:
         False,
         Marked(calls={"<function=": FunctionCall("")}),
         Around("<function={name}>", "</function>"),
+        Calls(between=""),
     )
     yield ChannelFormat(
         "minicpm",
@@ -382,6 +421,7 @@ def _tags(think: tuple[str, str]) -> Iterable[ChannelFormat]:
         True,
         Marked(reasoning=_THINK, calls={_MINIMAX.begin: _MINIMAX.read_all}),
         MINIMAX_CALL,
+        Calls(f"{_MINIMAX.begin}\n", _MINIMAX.end, between=""),
     )
     yield ChannelFormat(
         "seed",

@@ -7,7 +7,7 @@ not belong to it; what follows is read anew, so a whole call behind a broken one
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -22,10 +22,12 @@ MAX_CALLS_AT_ONCE = 65_536
 class Turn:
     """One answer that is being read: what a grammar works on."""
 
-    __slots__ = ("held", "out", "reader", "section", "tools")
+    __slots__ = ("held", "only_calls", "out", "reader", "section", "tools")
 
-    def __init__(self, out: Output, tools: Tools) -> None:
+    def __init__(self, out: Output, tools: Tools, *, only_calls: bool = False) -> None:
         self.reader = Reader()
+        #: Behind the reasoning that the prompt opened there can be calls, and nothing else.
+        self.only_calls = only_calls
         self.out = out
         self.tools = tools
         #: The list of calls that is open, and of which one was given.
@@ -41,8 +43,15 @@ class Turn:
             self.held.append((name, arguments))
             return
         self.out.call(name, arguments)
-        self.reader.sure = SURE_OF_MARKER
+        if not self.only_calls:
+            self.reader.sure = SURE_OF_MARKER
         self.reader.record()
+
+    def end_reasoning(self) -> None:
+        """What the prompt opened is over, or it opened nothing."""
+        if self.only_calls:
+            # What looks like a marker is one.
+            self.reader.sure = 1
 
 
 #: Reads a call, or several, from behind an opening marker.
@@ -171,11 +180,12 @@ class Marked:
 
     def _go_on(self, turn: Turn, opened: str) -> Steps[None]:
         """Go on from what the prompt opened."""
-        begin, end = max(self.reasoning, key=lambda pair: opened.rfind(pair[0]), default=("", ""))
-        if begin and begin in opened:
+        if any(begin in opened for begin, _ in self.reasoning):
             turn.out.text.drop_line_ends()
-            if opened.rfind(begin) > opened.rfind(end):
-                yield from self._reason(turn, end)
+        end = open_end(self.reasoning, opened)
+        if end:
+            yield from self._reason(turn, end)
+        turn.end_reasoning()
 
     def _reason(self, turn: Turn, end: str) -> Steps[None]:
         """Read reasoning from behind its beginning.
@@ -185,7 +195,8 @@ class Marked:
         """
         turn.out.text.drop_line_ends()
         turn.out.reasoning.drop_line_ends()
-        calls = tuple(self.calls) if turn.tools else ()
+        # Those that have to come stand behind it.
+        calls = tuple(self.calls) if turn.tools and not turn.only_calls else ()
         while True:
             marker = yield from turn.reader.until(marks_of(end, *calls), turn.out.reasoning.add)
             if not marker and not turn.reader.dropped:
@@ -233,6 +244,17 @@ class Marked:
         if turn.section is None:
             return marks_of(*always, *self.calls)
         return marks_of(*always, *self.calls, turn.section.end)
+
+
+def open_end(pairs: Sequence[tuple[str, str]], opened: str) -> str:
+    """What ends the reasoning that a prompt opened and did not end; empty: there is none.
+
+    Args:
+        pairs: how reasoning begins and ends.
+        opened: the text that the prompt ends with.
+    """
+    begin, end = max(pairs, key=lambda pair: opened.rfind(pair[0]), default=("", ""))
+    return end if begin and opened.rfind(begin) > opened.rfind(end) else ""
 
 
 @functools.lru_cache(maxsize=1024)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from head.text.channel_calls import object_text
-from head.text.channel_grammar import Outcome, Section, Turn, attempt, marks_of
+from head.text.channel_grammar import Outcome, Section, Turn, attempt, marks_of, open_end
 from head.text.channel_json import json_value
 from head.text.channel_output import Channel
 from head.text.channel_reader import Malformed, Reader, Steps
@@ -26,6 +26,7 @@ _MAX_HEADER = 512
 
 def harmony(turn: Turn, opened: str) -> Steps[None]:
     """gpt-oss: messages `to=functions.f<|channel|>commentary<|message|>...<|end|>`."""
+    turn.end_reasoning()
     turn.reader.feed(opened)
     while (yield from turn.reader.more()):
         message = _Message()
@@ -119,13 +120,21 @@ def _body(turn: Turn, channel: Channel, *, keep: bool = False) -> Steps[None]:
 # --- Kimi K3 -------------------------------------------------------------------------------------
 
 _OPEN, _CLOSE = "<|open|>", "<|close|>"
+KIMI3_THINKING = (("<|open|>think<|sep|>", "<|close|>think<|sep|>"),)
 _ELEMENT = re.compile(r"[^<>\n]*")
 _TOOLS = Section("<|open|>tools<|sep|>", "<|close|>tools<|sep|>", '<|open|>call tool="', kimi3_call)
 
 
 def kimi3(turn: Turn, opened: str) -> Steps[None]:
     """Kimi K3: elements `<|open|>think<|sep|>...<|close|>think<|sep|>`."""
-    turn.reader.feed(opened)
+    end = open_end(KIMI3_THINKING, opened)
+    if turn.only_calls and end:
+        # What looks like an element in it is none.
+        yield from turn.reader.until(marks_of(end), turn.out.reasoning.add)
+        turn.out.reasoning.markup()
+    else:
+        turn.reader.feed(opened)
+    turn.end_reasoning()
     channel = turn.out.text
     while True:
         marker = yield from turn.reader.until(marks_of(_OPEN, _CLOSE), channel.add)

@@ -44,13 +44,46 @@ def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**schema, "additionalProperties": False}
 
 
+@dataclass(frozen=True)
+class Calls:
+    """How a format writes several calls.
+
+    Attributes:
+        open: before the first.
+        close: behind the last.
+        between: between two; None: line ends, or nothing.
+        one: there can not be more than one.
+    """
+
+    open: str = ""
+    close: str = ""
+    between: str | None = None
+    one: bool = False
+
+
 def constraint(
-    tools: Mapping[str, Mapping[str, Any]], make: MakeTag, *, parallel: bool
+    tools: Mapping[str, Mapping[str, Any]],
+    make: MakeTag,
+    calls: Calls,
+    *,
+    parallel: bool,
+    before: str = "",
 ) -> dict[str, Any] | None:
-    """The source of a constraint under which one of these tools is called, or more."""
+    """The source of a constraint under which an answer is calls of these tools and nothing else.
+
+    Args:
+        before: what ends the reasoning that comes first; empty: there is none.
+    """
     if not all(_NAME.fullmatch(name) for name in tools):
         return None
     tags = [make(name, schema) for name, schema in tools.items()]
     if not tags or any(tag is None for tag in tags):
         return None
-    return {"tags": tags, "at_least_one": True, "stop_after_first": not parallel}
+    around = {"open": calls.open, "between": calls.between, "close": calls.close, "before": before}
+    return {
+        "tags": tags,
+        "only_tags": True,
+        "at_least_one": True,
+        "stop_after_first": calls.one or not parallel,
+        **{key: text for key, text in around.items() if text or (key == "between" and text == "")},
+    }

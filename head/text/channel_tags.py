@@ -41,10 +41,9 @@ GLM_CALL = ByArgument(
 )
 GEMMA_CALL = ByArgument("<|tool_call>call:{name}{", GemmaArguments(), "}<tool_call|>")
 HARMONY_CALL = Around("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", "")
-LLAMA4_CALL = ByArgument("<|python_start|>[{name}(", Literals(), ")]<|python_end|>")
-LFM2_CALL = ByArgument("<|tool_call_start|>[{name}(", Literals(), ")]<|tool_call_end|>")
+PYTHON_CALL = ByArgument("{name}(", Literals(), ")")
 DSML_CALL = ByArgument(
-    '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="{name}">\n',
+    '<｜DSML｜invoke name="{name}">\n',
     Tagged(
         '<｜DSML｜parameter name="{key}" string="true">',
         "</｜DSML｜parameter>",
@@ -53,11 +52,11 @@ DSML_CALL = ByArgument(
         never=("</｜DSML｜parameter>",),
         apart=("</｜DSML｜parameter>",),
     ),
-    "</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+    "</｜DSML｜invoke>\n",
 )
 _K3_CLOSE = "<|close|>argument<|sep|>"
 KIMI3_CALL = ByArgument(
-    '<|open|>tools<|sep|><|open|>call tool="{name}" index="1"<|sep|>',
+    '<|open|>call tool="{name}" index="1"<|sep|>',
     Tagged(
         '<|open|>argument key="{key}" type="string"<|sep|>',
         _K3_CLOSE,
@@ -65,7 +64,7 @@ KIMI3_CALL = ByArgument(
         never=(_K3_CLOSE,),
         apart=("<|close|>",),
     ),
-    "<|close|>call<|sep|><|close|>tools<|sep|>",
+    "<|close|>call<|sep|>",
 )
 SEED_CALL = ByArgument(
     "<seed:tool_call>\n<function={name}>\n",
@@ -81,9 +80,9 @@ SEED_CALL = ByArgument(
     "</function>\n</seed:tool_call>",
 )
 MINIMAX_CALL = ByArgument(
-    '<minimax:tool_call>\n<invoke name="{name}">\n',
+    '<invoke name="{name}">\n',
     _parameters('<parameter name="{key}">', "</parameter>"),
-    "</invoke>\n</minimax:tool_call>",
+    "</invoke>\n",
 )
 MINICPM_CALL = ByArgument(
     '<function name="{name}">',

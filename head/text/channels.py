@@ -36,7 +36,9 @@ class ChannelSplitter:
         opened: the text that the prompt ends with after the last message, such as `<think>`; what
             it opens is open.
         parallel: whether there may be more than one call; the calls after the first are left out.
-        calls_first: the answer can begin with nothing but a call, so what is cut there is no text.
+        only_calls: behind the reasoning that the prompt opened the answer can be nothing but calls
+            (see `ChannelFormat.structural`): none is looked for in it, and of one that is cut
+            nothing is text.
     """
 
     __slots__ = ("_over", "_steps", "_turn")
@@ -49,11 +51,9 @@ class ChannelSplitter:
         call_id: Callable[[int], str],
         opened: str = "",
         parallel: bool = True,
-        calls_first: bool = False,
+        only_calls: bool = False,
     ) -> None:
-        self._turn = Turn(Output(call_id, parallel=parallel), Tools(tools))
-        if calls_first:
-            self._turn.reader.sure = 1
+        self._turn = Turn(Output(call_id, parallel=parallel), Tools(tools), only_calls=only_calls)
         self._steps = form.grammar(self._turn, opened)
         self._over = False
         next(self._steps)

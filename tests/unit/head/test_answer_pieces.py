@@ -109,7 +109,8 @@ def whole_call(form: str) -> str:
     if form in CALLS or spec is None or "lark" in spec["tags"][0]:
         return CALLS.get(form, "")
     (tag,) = spec["tags"]
-    return f'{tag["begin"]}{{"a": "\u00fc STOP"}}{tag["end"]}'
+    call = f'{tag["begin"]}{{"a": "\u00fc STOP"}}{tag["end"]}'
+    return spec.get("open", "") + call + spec.get("close", "")
 
 
 def joined(pieces: list[Pieces]) -> Pieces:

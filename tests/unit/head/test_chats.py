@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from bus.capabilities import CAPABILITIES, TAGS_AT_START
+from bus.capabilities import CAPABILITIES, ONLY_TAGS
 from bus.messages.link import GenerateCancel, GenerateReq, SessionRevoke
 from bus.messages.text import CheckConstraint
 from head.answer_pieces import Channels, call_id
@@ -214,7 +214,7 @@ def test_a_tool_choice_is_a_constraint(bench: ChatBench, choice: Any, names: lis
     assert request.sampling.constraint.kind == "structural"
     spec = json.loads(request.sampling.constraint.source)
     assert [name for tag in spec["tags"] for name in names if name in tag["begin"]] == names
-    assert (spec["at_least_one"], spec["stop_after_first"], spec["at_start"]) == (True, True, True)
+    assert (spec["at_least_one"], spec["stop_after_first"], spec["only_tags"]) == (True, True, True)
     (job,) = (job for job in bench.jobs if isinstance(job, CheckConstraint))
     assert job.constraint == request.sampling.constraint
     # What follows it is read as calls.
@@ -225,16 +225,16 @@ def test_a_tool_choice_is_a_constraint(bench: ChatBench, choice: Any, names: lis
 def test_a_tool_choice_leaves_room_for_reasoning_that_was_opened(thinking: ChatBench) -> None:
     request = thinking.chat(tools=TOOLS, tool_choice="required")
     assert request.sampling.constraint is not None
-    assert "at_start" not in json.loads(request.sampling.constraint.source)
+    assert json.loads(request.sampling.constraint.source)["before"] == "</think>"
 
 
 def test_a_tool_choice_goes_to_nodes_that_know_it(bench: ChatBench) -> None:
     bench.down(1)
-    older = tuple(name for name in CAPABILITIES if name != TAGS_AT_START)
+    older = tuple(name for name in CAPABILITIES if name != ONLY_TAGS)
     bench.node(2, "n2", window=100_000, capabilities=older)
     error = bench.refused(tools=TOOLS, tool_choice="required")
     assert error["code"] == "unsupported_on_fleet"
-    assert TAGS_AT_START in error["message"]
+    assert ONLY_TAGS in error["message"]
     bench.send(tools=TOOLS)
     assert bench.on(2, GenerateReq)
 

@@ -118,7 +118,12 @@ def called(form: Any, spec: dict[str, Any]) -> tuple[str, str]:
         return BY_ARGUMENT[form.name]
     get, time = spec["tags"][:2]
     arguments = json.dumps(CITY, ensure_ascii=False)
-    return get["begin"] + arguments + get["end"], time["begin"] + "{}" + time["end"]
+    return around(spec, get, arguments), around(spec, time, "{}")
+
+
+def around(spec: dict[str, Any], tag: dict[str, Any], inside: str) -> str:
+    """All of an answer with one call."""
+    return spec.get("open", "") + tag["begin"] + inside + tag["end"] + spec.get("close", "")
 
 
 def calls_in(form: str, text: str, tools: list[dict[str, Any]] = TOOLS) -> list[tuple[str, Any]]:
@@ -145,11 +150,14 @@ def test_what_is_accepted_comes_out_as_calls(form: Any) -> None:
     only = form.structural(TOOLS, "required", False)
     assert accepts(only, one)
     assert not accepts(only, one + two)
-    if not form.alone:
-        text = f"I will look.\n{one}\n{two}"
+    for text in (f"Well.\n{one}", f"{one} Done."):
+        assert not accepts(source, text)
+        assert not accepts(only, text)
+    if not form.calls.one:
+        first = one.removesuffix(source.get("close", ""))
+        text = first + source.get("between", "\n") + two.removeprefix(source.get("open", ""))
         assert accepts(source, text)
         assert calls_in(form.name, text) == [("get", CITY), ("get_time", {})]
-        assert accepts(only, f"Well.\n{one}")
     named = form.structural(TOOLS, "get_time", False)
     assert accepts(named, two)
     assert not accepts(named, one)
@@ -270,17 +278,12 @@ def test_t6_where_only_a_call_can_come_what_is_cut_is_no_text(form: Any) -> None
     for choice in ("required", "get"):
         source = form.structural(TOOLS, choice, True)
         one, _ = called(form, form.structural(TOOLS, "required", True))
-        assert accepts({**source, "at_start": True}, one)
+        assert accepts(source, one)
         for end in range(len(one)):
-            splitter = ChannelSplitter(form, TOOLS, call_id=str, calls_first=True)
+            splitter = ChannelSplitter(form, TOOLS, call_id=str, only_calls=True)
             pieces = [splitter.push(letter) for letter in one[:end]]
             pieces.append(splitter.finish(cut=True))
             assert "".join(piece.text + piece.reasoning for piece in pieces) == "", one[:end]
-    if not form.alone:
-        # Behind the call there may be text, which may begin as a marker does.
-        splitter = ChannelSplitter(form, TOOLS, call_id=str, calls_first=True)
-        pieces = [splitter.push(f"{one}\nYes <"), splitter.finish(cut=True)]
-        assert "".join(piece.text for piece in pieces) == "Yes <"
 
 
 def test_arguments_that_bare_text_can_not_be_held_to() -> None:
@@ -354,7 +357,7 @@ def test_arguments_with_something_between_them_may_be_missing(form: str) -> None
     tools = [{"name": "f", "parameters": parameters}]
     source = FORMATS[form].structural(tools, "f", False)
     assert source is not None
-    before, behind = source["tags"][0]["begin"], source["tags"][0]["end"]
+    before, behind = around(source, source["tags"][0], "ARGUMENTS").split("ARGUMENTS")
     between, sign = (", ", "=") if form == "llama4" else (",", ":")
     for keys in ("b", "ab", "bc", "abc", "", "a", "ac", "ba", "bb"):
         text = before + between.join(f"{key}{sign}1" for key in keys) + behind
