@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import weakref
 from array import array
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
 
+from agent.models.folder import ModelFolder
 from agent.worker.executor import Executor
 from agent.worker.hidden_states import unpack_hidden
-from agent.worker.stage_runner import StageRunner
+from agent.worker.kv_cache import KvSlab
+from agent.worker.stage_runner import StageLanes, StageRunner
 from agent.worker.stage_unit import ChunkRun, StepRun, Unit, encode_unit
 from agent.worker.work import DropSaved, LaneOp, LoadLane, SaveLane
 from bus.messages.worker_stages import StageFailed, StageOpen, StageUnit
+from tests.harness.engine_run import prompt_of, submit
 from tests.harness.models import stage_folders, toy_model_folder
+from tests.harness.stage_chain import StageChain
 
 WINDOW = 128
 #: Two lanes in each of two groups.
@@ -164,3 +170,33 @@ def test_a_closed_chains_units_are_dropped(runner: StageRunner) -> None:
     assert executor.idle
     assert do(executor, unit(0)) is None
     executor.close(99)
+
+
+class NotedRunner(StageRunner):
+    """Knows which slabs it made are still there."""
+
+    def __init__(self, folder: ModelFolder) -> None:
+        super().__init__(folder, device="cpu", threads=1)
+        self.made: list[weakref.ref[KvSlab]] = []
+
+    def make_lanes(self, lanes: int, window: int) -> StageLanes:
+        found = super().make_lanes(lanes, window)
+        self.made.append(weakref.ref(found.slab))
+        return found
+
+    @property
+    def there(self) -> int:
+        return sum(slab() is not None for slab in self.made)
+
+
+def test_a_closed_chain_leaves_no_memory_behind() -> None:
+    first, last = (NotedRunner(folder) for folder in stage_folders(toy_model_folder(), 2))
+    run = StageChain([first, last], Random(1))
+    for chain in range(2, 5):
+        run.submit(submit(chain, prompt_of(80), 20))
+        for _ in range(40):
+            run.turn()
+        assert (first.there, last.there) == (2, 2)
+        run.close(run.engine.chain or 0)
+        assert (first.there, last.there) == (0, 0)
+        run.open(chain)
