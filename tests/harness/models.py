@@ -33,8 +33,11 @@ from agent.models.whisper_importer import import_whisper
 from bus.errors import ModelIncomplete, NotFound
 from tests.harness.graph_logits import FLOAT_ACTIVATIONS
 
-#: Folders that older code made are removed when nobody used them for this long.
+#: Of the folders that other code made so many stay, those that were made last, and none that
+#: nobody made anything in for so long; one that a test may still use is never removed.
+_KEPT = 6
 _KEEP_S = 2 * 86400.0
+_IN_USE_S = 3600.0
 
 
 def cache_folder() -> Path:
@@ -168,8 +171,13 @@ def _code_digest() -> str:
 
 
 def _remove_old(current: Path) -> None:
-    oldest = time.time() - _KEEP_S
-    for path in current.parent.iterdir():
-        is_ours = path.is_dir() and len(path.name) == len(current.name) and path != current
-        if is_ours and path.stat().st_mtime < oldest:
+    now = time.time()
+    others = [
+        (path.stat().st_mtime, path)
+        for path in current.parent.iterdir()
+        if path.is_dir() and len(path.name) == len(current.name) and path != current
+    ]
+    for place, (made_s, path) in enumerate(sorted(others, reverse=True)):
+        age_s = now - made_s
+        if age_s > _KEEP_S or (place >= _KEPT and age_s > _IN_USE_S):
             shutil.rmtree(path, ignore_errors=True)
