@@ -102,6 +102,8 @@ def _gemma_text(reader: Reader) -> Steps[str]:
 _IDENTIFIER = re.compile(r"[\w.-]*")
 _KEYWORD = re.compile(r"\w*")
 _PLAIN = {"'": re.compile(r"[^'\\\n]*"), '"': re.compile(r'[^"\\\n]*')}
+#: What a backslash makes something of.
+_ESCAPED = "\n\r\\'\"abfnrtv01234567xNuU"
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -222,7 +224,9 @@ def _python_text(reader: Reader) -> Steps[str]:
         parts.append(reader.take(reader.pos + 1))
         if character == quote:
             break
-        yield from reader.need()
+        if (yield from reader.need()) not in _ESCAPED:
+            # Python keeps the backslash, too, but warns of it.
+            parts.append("\\")
         parts.append(reader.take(reader.pos + 1))
     try:
         value = ast.literal_eval("".join(parts))

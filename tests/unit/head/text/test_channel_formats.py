@@ -157,6 +157,11 @@ def split(form: str, text: str, step: int = 0, *, cut: bool = False, opened: str
             [("get", {"city": "\U0001f600 \ufffd"})],
         ),
         (
+            "lfm2",
+            r"<|tool_call_start|>[get(city='\d+\\d \x41')]<|tool_call_end|>",
+            [("get", {"city": r"\d+\d A"})],
+        ),
+        (
             "tool-calls",
             '<tool_calls>\n{"name": "get", "arguments": {"city": "Zürich"}}\n{"name": "now"}\n'
             "</tool_calls>",
