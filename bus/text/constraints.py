@@ -26,12 +26,13 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 
-from bus.errors import ConstraintInvalid, ModelIncomplete
+from bus.errors import ConstraintInvalid, ModelIncomplete, SuperfluidError
 from bus.messages.sampling import MAX_CONSTRAINT_BYTES, Constraint
 from bus.text.constraint_errors import refused
 from bus.text.engine_tokenizer import without_added_texts
 from bus.text.json_schema import translate_schema
 from bus.text.lark_text import translate_lark
+from bus.text.panics import panics_as
 from bus.text.schema_ends import has_value
 from bus.text.schema_limits import SchemaRefused
 from bus.text.schema_source import parse_json
@@ -103,18 +104,20 @@ def make_tokenizer(model: TextModel, vocab: int = 0) -> LLTokenizer:
         raise refused("model", f"model {model.files.name} has no token that ends a text")
     # Random, so that no constraint has it.
     prefix = f"\U0010fffd{secrets.token_hex(8)}"
+    unusable = f"the tokenizer of model {model.files.name} can not be used for constraints"
     try:
-        made = LLTokenizer(
-            without_added_texts(model.files.tokenizer, model.eos, prefix),
-            n_vocab=max(vocab, known),
-            eos_token=list(model.eos),
-            slices=LLTokenizer.json_slices(),
-        )
+        with panics_as(lambda: ModelIncomplete(f"{unusable}: the engine panics at it")):
+            made = LLTokenizer(
+                without_added_texts(model.files.tokenizer, model.eos, prefix),
+                n_vocab=max(vocab, known),
+                eos_token=list(model.eos),
+                slices=LLTokenizer.json_slices(),
+            )
+    except SuperfluidError:
+        raise
     except Exception as error:
         # The engine's kinds of errors are not told apart; any of them means the same here.
-        raise ModelIncomplete(
-            f"the tokenizer of model {model.files.name} can not be used for constraints ({error})"
-        ) from error
+        raise ModelIncomplete(f"{unusable} ({error})") from error
     hidden, ends = prefix.encode(), frozenset(model.eos)
     for token, text in enumerate(model.vocabulary):
         theirs = made.decode_bytes([token])
@@ -145,7 +148,11 @@ def check_constraint(
         ConstraintInvalid: with the parameter, the place in it, and why.
     """
     tokenizer = tokenizer or make_tokenizer(model)
-    ends = frozenset(model.eos)
+    with panics_as(lambda: refused(constraint.kind, "the engine panics at it; make it simpler")):
+        _check(tokenizer, constraint, frozenset(model.eos))
+
+
+def _check(tokenizer: LLTokenizer, constraint: Constraint, ends: frozenset[int]) -> None:
     try:
         probe(make_matcher(tokenizer, constraint), ends, constraint.kind)
     except ConstraintInvalid as error:

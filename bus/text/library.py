@@ -1,8 +1,7 @@
 """The tokenizers package, with errors of ours for what it can not do.
 
-Where its compiled code fails it panics. What reaches Python then is no `Exception`: nobody would
-catch it, and it would end the process with all that others wait for. What has panicked may be half
-changed, so that it is opened anew for the next text.
+Where its compiled code fails it panics. What has panicked may be half changed, so that it is opened
+anew for the next text.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ from typing import Any, TypeVar
 from tokenizers import Tokenizer
 
 from bus.errors import ModelIncomplete, TokenizerUnavailable
+from bus.text.panics import is_panic
 
 T = TypeVar("T")
 
-#: The class is made by the compiled code, and is not to be had by its name.
-_PANIC = ("pyo3_runtime", "PanicException")
 #: Characters of what the package says.
 _SHOWN = 200
 
@@ -107,8 +105,7 @@ def _opened(text: str) -> Any:
 
 def _is_fault(error: BaseException) -> bool:
     """Whether the package itself says that it can not, or panicked."""
-    kind = type(error)
-    return kind is Exception or (kind.__module__, kind.__name__) == _PANIC
+    return type(error) is Exception or is_panic(error)
 
 
 def _why(error: BaseException) -> str:

@@ -10,7 +10,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from bus.errors import ModelIncomplete, TokenizerUnavailable
-from bus.messages.text import Encode, EncodeTexts, TextFailed
+from bus.messages.sampling import Constraint
+from bus.messages.text import CheckConstraint, Encode, EncodeTexts, TextFailed
 from bus.text.library import LibraryTokenizer
 from bus.text.process import answer
 from head.text.jobs import TextJobs
@@ -105,3 +106,25 @@ def test_files_that_nest_deeply_are_an_incomplete_model(tmp_path: Path, name: st
     failed = answer(TextJobs().handlers(), Encode(job=1, folder=str(folder), text="hi"))
     assert isinstance(failed, TextFailed)
     assert failed.code == "model_incomplete"
+
+
+def test_a_panic_of_the_constraint_engine_ends_no_text_process(tmp_path: Path) -> None:
+    """It takes each token of this kind for a byte, and this one's number is none."""
+    layout = json.loads(sentence_piece().to_str())
+    vocabulary = layout["model"]["vocab"]
+    for text in (*(f"<0x{byte:02X}>" for byte in range(256)), "<0xZZ>"):
+        vocabulary.setdefault(text, len(vocabulary))
+    layout["model"]["byte_fallback"] = True
+    (tmp_path / "tokenizer.json").write_text(json.dumps(layout))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    handlers = TextJobs().handlers()
+    for job in (1, 3):
+        asked = CheckConstraint(
+            job=job, folder=str(tmp_path), constraint=Constraint(kind="regex", source="a+")
+        )
+        failed = answer(handlers, asked)
+        assert isinstance(failed, TextFailed)
+        assert failed.code == "model_incomplete"
+        assert "can not be used for constraints: the engine panics" in failed.message
+        encoded = answer(handlers, Encode(job=job + 1, folder=str(tmp_path), text="a"))
+        assert not isinstance(encoded, TextFailed)
