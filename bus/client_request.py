@@ -14,6 +14,18 @@ from bus.messages.api import MAX_BODY_BYTES, GenerationOptions, encode_body
 from bus.wrong_places import half_character
 
 _OPTIONS = frozenset(f.name for f in dataclasses.fields(GenerationOptions)) - {"model"}
+#: What other programs call some of them.
+_ELSEWHERE = {
+    "max_tokens": "max_new",
+    "max_completion_tokens": "max_new",
+    "max_new_tokens": "max_new",
+    "n_predict": "max_new",
+    "num_predict": "max_new",
+    "response_format": "schema",
+    "json_schema": "schema",
+    "stop_sequences": "stop",
+    "repeat_penalty": "repetition_penalty",
+}
 
 
 def prompt_keys(prompt: Any, tokens: Any) -> dict[str, Any]:
@@ -88,13 +100,15 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
         raise Invalid("n is served for 1 only; send the request n times", param="n")
     for name in asked:
         if name not in _OPTIONS:
-            near = difflib.get_close_matches(name, _OPTIONS, n=1)
-            hint = (
-                f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(_OPTIONS))}"
-            )
-            raise Invalid(f"there is no option {name}; {hint}", param=name)
+            raise Invalid(f"there is no option {name}; {_near_option(name)}", param=name)
     _check_bias(asked.get("logit_bias"))
     return {name: value for name, value in asked.items() if value is not None}
+
+
+def _near_option(name: str) -> str:
+    """What may be meant by an option that there is not."""
+    near = [_ELSEWHERE[name]] if name in _ELSEWHERE else difflib.get_close_matches(name, _OPTIONS)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(_OPTIONS))}"
 
 
 def _check_bias(given: Any) -> None:

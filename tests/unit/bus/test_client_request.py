@@ -73,6 +73,7 @@ def test_options_without_those_that_are_not_given() -> None:
     [
         ({"n": 2}, "n", "n is served for 1 only"),
         ({"temprature": 1}, "temprature", "did you mean temperature?"),
+        ({"max_tokens": 5}, "max_tokens", "did you mean max_new?"),
         ({"logit_bias": {1.5: 1.0}}, "logit_bias", "logit_bias has 1.5 as a token id"),
         ({"logit_bias": {True: 1.0}}, "logit_bias", "logit_bias has True as a token id"),
         ({"logit_bias": {65: 1.0, "65": 2.0}}, "logit_bias", "logit_bias has id 65 twice"),
