@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import enum
 import inspect
+import math
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from bus.errors import Invalid
@@ -107,7 +108,7 @@ def _checked_name(function: Function, where: str) -> str:
     if not _NAME.fullmatch(name):
         raise Invalid(
             f"{where} is a function named {name!r}; a tool's name has 1 to 64 of A-Z, a-z, 0-9, "
-            "_, - and .: write it with def",
+            "_, - and .: write it with def, under such a name",
             param=where,
         )
     if any(map(inspect.iscoroutinefunction, (function, type(function).__call__))):
@@ -133,13 +134,13 @@ def schema_of(annotation: Any, where: str) -> dict[str, Any]:
     if annotation in _PLAIN:
         return {"type": _PLAIN[annotation]}
     if origin is typing.Literal:
-        return {"enum": list(inner)}
+        return _choices(inner, where)
     if origin in (typing.Union, types.UnionType):
         return {"anyOf": [schema_of(each, where) for each in inner]}
     base = origin or annotation
     if isinstance(base, type):
         if issubclass(base, enum.Enum):
-            return {"enum": [member.value for member in base]}
+            return _choices(list(base), where)
         for plain, name in _PLAIN.items():
             if issubclass(base, plain):
                 return {"type": name}
@@ -154,6 +155,18 @@ def schema_of(annotation: Any, where: str) -> dict[str, Any]:
         "with its JSON schema",
         param=where,
     )
+
+
+def _choices(members: Iterable[Any], where: str) -> dict[str, Any]:
+    values = [each.value if isinstance(each, enum.Enum) else each for each in members]
+    for value in values:
+        if type(value) not in _PLAIN or value != value or value in (math.inf, -math.inf):
+            raise Invalid(
+                f"{where} may be {value!r:.60}, which is no text, number, truth or null; give the "
+                "tool as a map with its JSON schema",
+                param=where,
+            )
+    return {"enum": values}
 
 
 def _map_schema(inner: tuple[Any, ...], where: str) -> dict[str, Any]:

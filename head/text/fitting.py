@@ -112,10 +112,11 @@ def _fit_calls(messages: Iterable[Message], look: TemplateLook) -> Iterator[Mess
     if not look.shows_calls:
         yield from map(_calls_as_text, messages)
         return
-    if look.wants_short_ids:
+    messages = list(messages)
+    if look.wants_short_ids or (_lacks_ids(messages) and look.shows_ids):
         messages = _identified(messages)
     if not look.takes_parallel_calls:
-        messages = _one_by_one(list(messages))
+        messages = _one_by_one(messages)
     for message in messages:
         yield _with_short_ids(message) if look.wants_short_ids else message
 
@@ -181,6 +182,11 @@ def _pairs(message: Message, results: list[Message]) -> Iterator[Message]:
             paired.add(place)
             yield results[place]
     yield from (result for place, result in enumerate(results) if place not in paired)
+
+
+def _lacks_ids(messages: Iterable[Message]) -> bool:
+    """Whether there is a call without an identifier."""
+    return any("id" not in call for message in messages for call in message.get("tool_calls") or ())
 
 
 def _identified(messages: Iterable[Message]) -> list[Message]:

@@ -103,6 +103,11 @@ class TemplateLook:
         )
 
     @cached_property
+    def shows_ids(self) -> bool:
+        """Whether identifiers of calls come up; such a template may fail on calls without."""
+        return any(self._shows(_called(ident, _NAME), ident[:-1], tools=_TOOLS) for ident in _IDS)
+
+    @cached_property
     def takes_parallel_calls(self) -> bool:
         """Whether one message may have several calls."""
         ident = _SHORT_ID if self.wants_short_ids else _LONG_ID

@@ -129,6 +129,24 @@ def _of_a_type(callback: Callable[[], None]) -> None: ...
 def _of_bytes(raw: bytes) -> None: ...
 
 
+def _one_of_bytes(raw: Literal["a", b"x"]) -> None: ...
+
+
+class _Odd(enum.Enum):
+    ONE = 1
+    OTHER = object()
+
+
+def _one_odd(odd: _Odd) -> None: ...
+
+
+def _infinite(number: _Number) -> None: ...
+
+
+class _Number(enum.Enum):
+    MOST = float("inf")
+
+
 async def _later() -> None: ...
 
 
@@ -146,6 +164,9 @@ class _Later:
         ([_any_number], "tools[0]", "*numbers"),
         ([_of_a_type], "tools[0].callback", "none of JSON's"),
         ([_of_bytes], "tools[0].raw", "none of JSON's"),
+        ([_one_of_bytes], "tools[0].raw", "may be b'x'"),
+        ([_one_odd], "tools[0].odd", "may be <object"),
+        ([_infinite], "tools[0].number", "may be inf"),
         ([_later], "tools[0]", "async"),
         ([_Later()], "tools[0]", "async"),
     ],

@@ -250,6 +250,19 @@ def test_identifiers_are_made_short_for_templates_that_refuse_others() -> None:
     assert text.startswith(f"({one})({two})")
 
 
+def test_calls_without_identifiers_get_them_where_the_template_writes_them() -> None:
+    strict = (
+        "{% for m in messages %}{% for c in m.tool_calls %}<{{ c.id + '' }}>{% endfor %}"
+        "{% if m.role == 'tool' %}({{ m.tool_call_id + '' }}){% endif %}{% endfor %}" + TOOLS
+    )
+    calls = [{"function": {"name": "f"}}, {"function": {"name": "g"}}]
+    chat = (USER, {"role": "assistant", "content": "", "tool_calls": calls}, said("tool"))
+    text = whole(strict, *chat, said("tool"), tools=[{"name": "f"}, {"name": "g"}])
+    one, two = re.findall(r"<([0-9.]+)>", text)
+    assert one != two
+    assert f"({one})({two})" in text
+
+
 ONE_SYSTEM = (
     "{% if messages[0].role == 'system' %}S {{ messages[0].content }}\n"
     "{% set messages = messages[1:] %}{% endif %}"
