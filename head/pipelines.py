@@ -11,6 +11,7 @@ says that they are lost. Units of work rest on no row and go past the output gat
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -362,3 +363,30 @@ class Pipelines:
     def report(self) -> list[dict[str, Any]]:
         """All chains, as `status` shows them."""
         return [self._chains[number].report() for number in sorted(self._chains)]
+
+    def validate_state(self) -> None:
+        """Check the invariants; for tests.
+
+        Raises:
+            ValueError: one does not hold.
+        """
+        chains = set(self._chains)
+        if sorted(chain.number for chain in self._of_driver.values()) != sorted(chains):
+            raise ValueError("a chain has no driver, or a driver has two")
+        if self._waiting.keys() & self._of_driver.keys():
+            raise ValueError("a driver waits for a chain and has one")
+        for chain in self._chains.values():
+            if any(self._fleet.by_link(link) is None for link in chain.links):
+                raise ValueError(f"chain {chain.number:x} has outlived a link")
+            if chain.is_open != (len(chain.opened) == len(chain.members)):
+                raise ValueError(f"chain {chain.number:x} is open and has not been opened")
+        seats = Counter(
+            (member.node, member.model)
+            for chain in self._chains.values()
+            for member in chain.executors
+        )
+        for node in self._fleet.nodes:
+            if +node.chains != Counter(
+                {m: n for (at, m), n in seats.items() if at == node.identity}
+            ):
+                raise ValueError(f"the chains of {node.identity} are counted wrongly")

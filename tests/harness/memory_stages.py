@@ -181,8 +181,10 @@ class MadeUpDriver:
                 return []
             case StageUnit():
                 return self._back(message, now)
-            case worker.Submit() if self.order is None:
-                raise AssertionError("a generation was submitted without a chain")
+            case worker.Submit(generation=generation) if self.order is None:
+                # It crossed the word that the chain is over.
+                why = "its chain is over"
+                return [worker.Rejected(generation=generation, code="model_not_ready", message=why)]
         return self.inner.receive(message, now)
 
     def step(self, now: float) -> list[object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -376,3 +377,49 @@ def test_models_and_nodes_are_reported_with_their_stages() -> None:
     ]
     assert [row["problem"] for row in rows] == ["", ""]
     assert len(status.end["chains"]) == 1
+
+
+# --- whatever happens -----------------------------------------------------------------------------
+
+SHAPES: tuple[Any, ...] = (
+    ([executor(0, 15)], [executor(0, 15)], [driver(15)]),
+    ([executor(0, 10)], [executor(10, 20)], [driver(20)], [driver(20)]),
+    ([executor(0, 10), driver(20)], [executor(10, 20), executor(0, 10)]),
+    ([executor(0, 15)], [driver(15)], [executor(0, 15), driver(15)]),
+)
+
+
+def harm(fleet: StageFleet, rng: random.Random) -> None:
+    """Something that is no worker's death, of which requests could be guilty."""
+    node = rng.choice(fleet.nodes)
+    match rng.randrange(5):
+        case 0 if node.alive:
+            node.kill()
+            fleet.after(2 * rng.random(), node.start)
+        case 1:
+            node.cut_connection()
+        case 2 if node.alive:
+            node.pause()
+            fleet.after(rng.random(), node.resume)
+        case 3:
+            for made in node.side.workers.values():
+                if isinstance(made, MadeUpDriver):
+                    made.fails = True
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_answer_is_whole_whatever_happens_to_chains(seed: int) -> None:
+    rng = random.Random(seed)
+    fleet = StageFleet(*SHAPES[seed % len(SHAPES)], seed=seed)
+    fleet.run(3.0)
+    wanted: list[tuple[Stream, str, int]] = []
+    for number in range(12):
+        prompt, count = f"prompt {number}", rng.choice((5, 60, 120))
+        wanted.append((fleet.generate(prompt, count), prompt, count))
+        fleet.run(0.6 * rng.random())
+        harm(fleet, rng)
+        assert fleet.head is not None
+        fleet.head.core.pipelines.validate_state()
+    fleet.finish(*(stream for stream, _, _ in wanted))
+    for stream, prompt, count in wanted:
+        check_whole(stream, prompt, count)
