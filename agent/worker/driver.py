@@ -2,8 +2,8 @@
 
 It does what `Engine` does, over lanes in as many groups as there are stages. A group's unit of work
 goes to the first stage as token ids (`begin`), from stage to stage as hidden states, and comes back
-here (`arrived`), where `turn` runs the last layers and draws. Each group has one unit under way at
-most, so that together they keep all stages at work.
+here (`arrived`), where `turn` runs the last layers and draws. Each group has one unit under way, so
+that together they keep all stages at work; a lone prompt may have several (`driver_group`).
 
 Generations run while a chain is open. Lanes, prefixes and whatever else the stages hold together
 are made with a chain and go with it; what the generations had is computed again in the next one.
@@ -20,16 +20,15 @@ from itertools import zip_longest
 
 from agent.worker.busy_clock import BusyClock
 from agent.worker.draws import Draws, GrammarSource, Vocabulary
+from agent.worker.driver_group import DriverGroup
 from agent.worker.group_choice import choose_group
-from agent.worker.hidden_states import unpack_hidden
-from agent.worker.host_way import Hidden
 from agent.worker.lane_group import LaneGroup
 from agent.worker.numerics import hash_of
-from agent.worker.stage_memory import StageBudget
-from agent.worker.stage_runner import StageLanes, StageRunner
-from agent.worker.stage_unit import encode_unit, unit_of
+from agent.worker.scheduler import Neighbours
+from agent.worker.stage_memory import ChainShape, StageBudget
+from agent.worker.stage_runner import StageRunner
 from agent.worker.stat_sums import counters_of, sum_stats
-from agent.worker.work import DecodeStep, Emission, Outcome, PrefillChunk, Work
+from agent.worker.work import DecodeStep, Emission, PrefillChunk, Work
 from bus.errors import ConfigInvalid, DecodeError, Internal, NoNode, SuperfluidError
 from bus.ids import GenerationId, NumericsId
 from bus.log import EventLog
@@ -45,27 +44,12 @@ AWAY_S = 5.0
 WAITING = "stages"
 
 
-@dataclass(slots=True, eq=False)
-class _Group:
-    """Lanes of the chain, with the unit of work that is on its way through the other stages."""
-
-    lanes: LaneGroup
-    way: StageLanes
-    #: Units that were sent.
-    sent: int = 0
-    #: The one that is under way, its bytes, by which it is known again, and since when.
-    work: Work | None = None
-    unit: bytes = b""
-    began: float = 0.0
-
-
 @dataclass(slots=True)
 class _Chain:
     """The open chain."""
 
     number: int
-    hidden_type: str
-    groups: list[_Group]
+    groups: list[DriverGroup]
 
 
 class DriverEngine:
@@ -104,9 +88,9 @@ class DriverEngine:
         )
         self._chain: _Chain | None = None
         #: The group of each generation that goes on.
-        self._where: dict[GenerationId, _Group] = {}
+        self._where: dict[GenerationId, DriverGroup] = {}
         #: What came back from the other stages.
-        self._arrived: deque[tuple[_Group, bytes]] = deque()
+        self._arrived: deque[tuple[DriverGroup, bytes]] = deque()
         self._messages: list[StageUnit | StageFailed] = []
         self._clock = BusyClock()
         #: Counters of chains that are closed.
@@ -127,28 +111,34 @@ class DriverEngine:
         except ConfigInvalid as error:
             return StageOpened(chain=order.chain, code=error.code, message=error.message)
         numerics = NumericsId(hash_of(["stages", *order.numerics, self.runner.numerics]))
-        ways = [self.runner.make_lanes(shape.lanes, shape.window) for _ in range(shape.groups)]
-        groups = [
-            LaneGroup(
-                self.runner.folder,
-                way.slab,
-                window=shape.window,
-                longest_chunk=self.runner.longest_chunk,
-                numerics=numerics,
-                host_kv_bytes=shape.host_tokens * self.runner.token_bytes,
-                draws=self._draws,
-                mirrored=True,
-            )
-            for way in ways
-        ]
-        made = [_Group(lanes, way) for lanes, way in zip(groups, ways, strict=True)]
-        self._chain = _Chain(order.chain, order.hidden_type, made)
+        made = [self._make_group(order, shape, numerics) for _ in range(shape.groups)]
+        self._chain = _Chain(order.chain, made)
         return StageOpened(
             chain=order.chain,
             window=shape.window,
             lanes=shape.groups * shape.lanes,
             host_tokens=shape.groups * shape.host_tokens,
             numerics=numerics,
+        )
+
+    def _make_group(self, order: StageOpen, shape: ChainShape, numerics: NumericsId) -> DriverGroup:
+        way, folder = self.runner.make_lanes(shape.lanes, shape.window), self.runner.folder
+        lanes = LaneGroup(
+            folder,
+            way.slab,
+            window=shape.window,
+            longest_chunk=self.runner.longest_chunk,
+            numerics=numerics,
+            host_kv_bytes=shape.host_tokens * self.runner.token_bytes,
+            draws=self._draws,
+            mirrored=True,
+        )
+        return DriverGroup(
+            lanes,
+            way,
+            depth=order.depth,
+            width=folder.signature.hidden,
+            hidden_type=order.hidden_type,
         )
 
     def close(self, chain: int | None = None) -> None:
@@ -215,26 +205,24 @@ class DriverEngine:
         if chain is None or chain.number != unit.chain:
             return
         group = chain.groups[unit.group] if unit.group < len(chain.groups) else None
-        if group is None or group.work is None or group.unit != unit.unit or self._has(group):
+        if group is None or not group.comes_back(unit.unit):
             self._fail(DecodeError("a unit of work came back that is not under way"))
         else:
             self._arrived.append((group, unit.hidden))
-
-    def _has(self, group: _Group) -> bool:
-        return any(other is group for other, _ in self._arrived)
 
     # --- turns ----------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
         """Whether nothing goes on, here or on its way, until someone submits or time passes."""
-        return all(group.lanes.scheduler.idle and not group.lanes.is_busy for group in self._groups)
+        return all(group.idle for group in self._groups)
 
     @property
     def has_work(self) -> bool:
         """Whether a turn would do something now."""
+        in_all = self._under_way
         return bool(self._arrived) or any(
-            not (group.lanes.is_busy or group.lanes.scheduler.idle) for group in self._groups
+            group.may_begin(in_all) and not group.lanes.scheduler.idle for group in self._groups
         )
 
     @property
@@ -276,50 +264,36 @@ class DriverEngine:
         taken, self._messages = self._messages, []
         return taken
 
-    def _begin(self, groups: Iterable[_Group], now: float) -> bool:
-        """Send off a unit of each group that has one and none under way."""
+    def _begin(self, groups: Iterable[DriverGroup], now: float) -> bool:
+        """Send off units of those groups that have some and may; whether there was one."""
         sent = len(self._messages)
-        for index, group in enumerate(self._groups):
-            if group not in groups or group.lanes.is_busy:
-                continue
-            work = group.lanes.begin(now)
-            if work is not None and self._chain is not None:
-                group.unit, group.work = encode_unit(unit_of(group.sent, work)), work
-                group.sent += 1
-                group.began = time.perf_counter()
-                self._count(work, 1, group.began)
-                unit = StageUnit(chain=self._chain.number, group=index, unit=group.unit)
+        for group in groups:
+            while self._chain is not None and group.may_begin(self._under_way):
+                work = group.begin(now, self._neighbours(group))
+                if work is None:
+                    break
+                self._count(work, 1)
+                index = self._chain.groups.index(group)
+                unit = StageUnit(chain=self._chain.number, group=index, unit=group.last_unit)
                 self._messages.append(unit)
         return len(self._messages) > sent
 
-    def _finish(self, group: _Group, hidden: bytes, now: float) -> float:
+    def _neighbours(self, group: DriverGroup) -> Neighbours:
+        others = [g.lanes.scheduler.neighbourhood for g in self._groups if g is not group]
+        classes = [other.decoding for other in others if other.decoding is not None]
+        return Neighbours(any(other.any for other in others), min(classes, default=None))
+
+    def _finish(self, group: DriverGroup, hidden: bytes, now: float) -> float:
         """The last stage's part of a unit; seconds that it took."""
-        start = time.perf_counter()
-        work, group.work = group.work, None
-        outcomes: list[Outcome] = []
-        if isinstance(work, PrefillChunk):
-            fed = self._unpacked(hidden, len(work.ids))
-            logits = group.way.run_chunk(work.lane, fed, work.past)
-            outcomes = group.lanes.draw(work, logits)
-        elif isinstance(work, DecodeStep):
-            fed = self._unpacked(hidden, len(work.ids))
-            logits = group.way.run_step(fed, work.lengths)
-            outcomes = group.lanes.draw(work, logits)
-        ended = time.perf_counter()
-        if work is not None:
-            self._count(work, -1, ended)
-        group.lanes.commit(outcomes, now=now + (ended - start), elapsed_s=ended - group.began)
-        return ended - start
+        work, spent_s = group.finish(hidden, now)
+        self._count(work, -1)
+        return spent_s
 
-    def _unpacked(self, hidden: bytes, tokens: int) -> Hidden:
-        width = self.runner.folder.signature.hidden
-        return unpack_hidden(hidden, tokens, width, self._chain.hidden_type if self._chain else "")
-
-    def _count(self, work: Work, change: int, at: float) -> None:
+    def _count(self, work: Work, change: int) -> None:
         if isinstance(work, PrefillChunk):
-            self._clock.chunk(change, at)
+            self._clock.chunk(change, time.perf_counter())
         elif isinstance(work, DecodeStep):
-            self._clock.step(change, at)
+            self._clock.step(change, time.perf_counter())
 
     def _fail(self, error: SuperfluidError) -> None:
         """Give up the chain: what the stages hold is no longer the same."""
@@ -340,7 +314,11 @@ class DriverEngine:
     # --- figures --------------------------------------------------------------------------
 
     @property
-    def _groups(self) -> list[_Group]:
+    def _under_way(self) -> int:
+        return sum(group.under_way for group in self._groups)
+
+    @property
+    def _groups(self) -> list[DriverGroup]:
         return self._chain.groups if self._chain else []
 
     def stats(self) -> WorkerStats:
@@ -358,12 +336,11 @@ class DriverEngine:
     def _phase(self) -> str:
         if all(group.lanes.scheduler.at_rest for group in self._groups):
             return "idle"
-        away = [group for group in self._groups if group.work is not None]
-        since = min((group.began for group in away), default=math.inf)
-        if not self._arrived and time.perf_counter() - since >= AWAY_S:
+        times = [group.since for group in self._groups if group.since is not None]
+        if not self._arrived and time.perf_counter() - min(times, default=math.inf) >= AWAY_S:
             return WAITING
-        chunks = any(isinstance(group.work, PrefillChunk) for group in away)
-        return "prefill" if chunks else "decode"
+        works = [work for group in self._groups for work in group.works]
+        return "prefill" if any(isinstance(w, PrefillChunk) for w in works) else "decode"
 
     def prefix_digests(self) -> tuple[bytes, ...]:
         """Hashes of the prefixes in host memory, each group's newest first."""
@@ -377,4 +354,7 @@ class DriverEngine:
             Internal: a group contradicts itself.
         """
         for group in self._groups:
-            group.lanes.check_integrity()
+            if group.under_way:
+                group.lanes.scheduler.check_integrity()
+            else:
+                group.lanes.check_integrity()

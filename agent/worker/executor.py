@@ -39,6 +39,8 @@ class _Chain:
     limits: UnitLimits
     hidden_type: str
     groups: list[_Group]
+    #: Units that may wait.
+    most_waiting: int
 
 
 @dataclass(slots=True)
@@ -115,6 +117,7 @@ class Executor:
             UnitLimits(shape.lanes, shape.window, self.runner.folder.signature.vocab),
             order.hidden_type,
             [_Group(lanes, Transfers(lanes.slab, host_bytes)) for lanes in made],
+            shape.groups * order.depth,
         )
 
     def _kv_used(self) -> int:
@@ -137,7 +140,7 @@ class Executor:
         chain = self._chains.get(unit.chain)
         if chain is None:
             return None
-        if sum(one.chain == unit.chain for one in self._waiting) >= chain.shape.groups:
+        if sum(one.chain == unit.chain for one in self._waiting) >= chain.most_waiting:
             return self._failed(unit.chain, Internal("units of work come faster than answers go"))
         self._waiting.append(unit)
         return None

@@ -15,7 +15,7 @@ from agent.worker.draws import Draws
 from agent.worker.host_way import Logits
 from agent.worker.kv_cache import KvSlab
 from agent.worker.prefix_cache import prefix_seed
-from agent.worker.scheduler import Scheduler
+from agent.worker.scheduler import ALONE, Neighbours, Scheduler
 from agent.worker.transfers import Transfers
 from agent.worker.turns import LONE_CHUNK_TOKENS
 from agent.worker.work import DecodeStep, Emission, Outcome, PrefillChunk, Work
@@ -37,7 +37,8 @@ class LaneGroup:
         numerics: of what computes.
         host_kv_bytes: host memory for prefixes and preempted lanes; 0 is neither.
         draws: states of generations, of this group's among others.
-        mirrored: whether others do the same operations, so that none may fail here alone.
+        mirrored: whether others do the same operations, in the order of the runs, so that none
+            may fail here alone.
     """
 
     def __init__(
@@ -132,20 +133,23 @@ class LaneGroup:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a unit of work is under way."""
+        """Whether a unit of work is under way that others have to wait for."""
         return self._work is not None
 
-    def begin(self, now: float) -> Work | None:
-        """The next unit of work, its operations done and its run yet to be; None is nothing.
+    def begin(self, now: float, neighbours: Neighbours = ALONE) -> Work | None:
+        """The next unit of work, its run yet to be; None is nothing.
 
-        Raises:
-            Internal: an operation failed that others do.
+        Its operations are done, unless others do them too: then `transfer` does them.
+
+        Args:
+            now: seconds.
+            neighbours: who runs on the same processors beside this group.
         """
-        work = self.scheduler.next_work(now)
+        work = self.scheduler.next_work(now, neighbours)
         if work is None:
             self._phase = "idle"
             return None
-        if work.ops and not self._transferred(work):
+        if work.ops and not self._mirrored and not self._transferred(work):
             return None
         if isinstance(work, PrefillChunk):
             self._phase = "prefill"
@@ -158,11 +162,19 @@ class LaneGroup:
         self._work = work
         return work
 
+    def transfer(self, work: Work) -> None:
+        """Copy what is to be copied before the run of a unit that others run too.
+
+        Raises:
+            Internal: something could not be copied.
+        """
+        lost = self.transfers.run(work.ops) if work.ops else []
+        if lost:
+            raise Internal(f"keys and values could not be copied: {lost[0]}")
+
     def _transferred(self, work: Work) -> bool:
         """Copy what is to be copied before the run; False when the run can not be done so."""
         lost = self.transfers.run(work.ops)
-        if lost and self._mirrored:
-            raise Internal(f"keys and values could not be copied: {lost[0]}")
         for op in lost:
             self.scheduler.lose(op)
         return not lost
@@ -203,6 +215,18 @@ class LaneGroup:
         if self._later:
             self._do_later()
 
+    def advance(self) -> None:
+        """Count the chunk under way as done, which nothing is drawn from; others may follow it."""
+        work, self._work = self._work, None
+        if isinstance(work, PrefillChunk):
+            self.scheduler.advance_chunk(work)
+
+    def count_chunk(self, chunk: PrefillChunk, elapsed_s: float) -> None:
+        """A chunk that was counted as done (`advance`) was run, and took so long."""
+        self._steps += 1
+        self._prefill_tokens += len(chunk.ids)
+        self.scheduler.pacer.ran_chunk(len(chunk.ids), elapsed_s)
+
     def fail(self, error: Internal) -> None:
         """The unit under way could not be run: its generations end, and no other does."""
         work, self._work = self._work, None
@@ -242,7 +266,7 @@ class LaneGroup:
         )
 
     def check_integrity(self) -> None:
-        """For tests, at any time.
+        """For tests, when no operations are under way.
 
         Raises:
             Internal: the scheduler contradicts itself, or host memory is not what it counts.

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 
 from agent.worker.admission import Admission
 from agent.worker.lanes import Lanes, lane_of
@@ -45,6 +46,22 @@ from bus.messages.worker import Submit
 #: Submits that may wait beside one for each lane. Queueing is the head's; this bridges a turn, and
 #: lets requests that share a prefix wait for it here.
 EXTRA_WAITING = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Who runs on the same processors, of other schedulers.
+
+    Attributes:
+        any: whether there is a sequence.
+        decoding: the best class of those that decode; None when none does.
+    """
+
+    any: bool = False
+    decoding: int | None = None
+
+
+ALONE = Neighbours()
 
 
 class Scheduler:
@@ -167,7 +184,7 @@ class Scheduler:
 
     # --- what runs next -------------------------------------------------------------------
 
-    def next_work(self, now: float) -> Work | None:
+    def next_work(self, now: float, neighbours: Neighbours = ALONE) -> Work | None:
         """The next unit of work, or None when there is nothing to do. Run it, then commit it."""
         self._expire(now)
         self._admission.admit(now)
@@ -179,9 +196,12 @@ class Scheduler:
             level, first = min(
                 ((self._admission.rank(s, now), s) for s in prefilling), key=lambda pair: pair[0]
             )
+            classes = [s.qos for s in ready]
+            if neighbours.decoding is not None:
+                classes.append(neighbours.decoding)
             # Who is of a lower class does not make the chunks of a better one shorter.
-            beside = min((s.qos for s in ready if s.qos <= level[0]), default=None)
-            return self._cut_chunk(first, beside)
+            beside = min((qos for qos in classes if qos <= level[0]), default=None)
+            return self._cut_chunk(first, beside, alone=not neighbours.any)
         if ready:
             return self._make_step(ready)
         return Transfers(self._lanes.take_ops()) if self._lanes.has_ops else None
@@ -193,9 +213,9 @@ class Scheduler:
 
     # --- units of work --------------------------------------------------------------------
 
-    def _cut_chunk(self, sequence: Sequence, beside: int | None) -> PrefillChunk:
+    def _cut_chunk(self, sequence: Sequence, beside: int | None, *, alone: bool) -> PrefillChunk:
         past = sequence.computed
-        lone = sequence.qos == 0 and len(self._known) == 1
+        lone = alone and sequence.qos == 0 and len(self._known) == 1
         stop = past + self.pacer.chunk_tokens(past, sequence.chunk_stop, beside, lone=lone)
         ids, draw = sequence.tokens[past:stop], stop == len(sequence.tokens)
         return PrefillChunk(self._lanes.take_ops(), sequence, lane_of(sequence), past, ids, draw)
@@ -232,6 +252,10 @@ class Scheduler:
         self.pacer.ran_chunk(len(chunk.ids), elapsed_s)
         if chunk.sequence.advance(len(chunk.ids)) and outcome is not None:
             self._take(chunk.sequence, outcome, now)
+
+    def advance_chunk(self, chunk: PrefillChunk) -> None:
+        """Count the tokens of a chunk that nothing is drawn from; its run comes before others."""
+        chunk.sequence.advance(len(chunk.ids))
 
     def commit_step(
         self, step: DecodeStep, outcomes: SequenceOf[Outcome], *, now: float, elapsed_s: float
@@ -333,6 +357,17 @@ class Scheduler:
         running = any(not s.paused for s in self._lanes)
         startable = bool(self._lanes.free) and bool(self._admission.startable())
         return not (running or startable or self._emissions)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether a sequence in a lane would take part in a step."""
+        return bool(self._lanes.running(chunk=False))
+
+    @property
+    def neighbourhood(self) -> Neighbours:
+        """What this one is to others on the same processors."""
+        classes = [s.qos for s in self._lanes.running(chunk=False)]
+        return Neighbours(bool(self._known), min(classes, default=None))
 
     @property
     def has_transfers(self) -> bool:

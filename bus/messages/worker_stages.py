@@ -49,6 +49,8 @@ class StageOpen:
     host_tokens: U63 | None = None
     hidden_type: Annotated[str, OneOf(HIDDEN_TYPES)] = "float32"
     numerics: Annotated[tuple[NumericsId, ...], MaxItems(MAX_STAGES)] = ()
+    #: Units of a group that may be under way at once: chunks of a prompt, behind each other.
+    depth: Annotated[int, Range(1, 255)] = 1
 
 
 @WORKER.message(tag=14)

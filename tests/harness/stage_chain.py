@@ -65,6 +65,7 @@ class StageChain:
         host_tokens: int = 4096,
         groups: int = 0,
         hidden_type: str = "float32",
+        depth: int = 1,
         grammars: GrammarSource | None = None,
     ) -> None:
         self.random = random
@@ -93,7 +94,11 @@ class StageChain:
             grammars=grammars,
         )
         self.order = StageOpen(
-            chain=1, groups=groups or len(runners), lanes=lanes, hidden_type=hidden_type
+            chain=1,
+            groups=groups or len(runners),
+            lanes=lanes,
+            hidden_type=hidden_type,
+            depth=depth,
         )
         self.opened = self.open(1)
 

@@ -151,7 +151,8 @@ class Script:
 def test_exact_requests_are_as_on_the_whole_model_whatever_happens(case: Case) -> None:
     toy = case.whole.folder.name.startswith("toy")
     for seed in range(4 if toy else 1):
-        script = Script(Random(seed), case.chain(Random(seed + 100)))
+        depth = 1 + seed % 2 * len(case.stages)
+        script = Script(Random(seed), case.chain(Random(seed + 100), depth=depth))
         run = script.run
         while len(script.made) < (60 if toy else 12):
             for _ in range(script.random.choice((1, 1, 3, 9))):
@@ -274,6 +275,22 @@ def test_constraints_hold_and_penalties_are_as_on_the_whole_model(case: Case) ->
         written = b"".join(text.vocabulary[token] for token in run.ids[number])
         assert re.match(rb"[0-9]{12}", written)
     assert not case.differing(run, messages[1::2])
+
+
+def test_chunks_of_a_lone_prompt_are_under_way_behind_each_other(case: Case) -> None:
+    # Of class 1, since a lone prompt of class 0 may be read in one chunk.
+    lone = submit(1, prompt_of(244), 9, SEEDED, qos=1, exact=True)
+    most = []
+    for depth in (1, len(case.stages)):
+        run = case.chain(Random(8), depth=depth)
+        run.submit(lone)
+        found = 0
+        while not run.engine.idle:
+            run.turn()
+            found = max(found, sum(len(queue) for queue in run.queues))
+        assert not case.differing(run, [lone])
+        most.append(found)
+    assert most == [1, 2]
 
 
 def test_units_of_several_groups_are_under_way_at_once(case: Case) -> None:
