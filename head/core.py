@@ -213,7 +213,7 @@ class HeadCore:
 
     def client_reads(self, client: ClientKey, now: float) -> None:
         """It has taken all of it."""
-        self.runs.jobs.client_reads(client)
+        self.runs.jobs.client_reads(client, now)
         for answer in self.book.unstall(client):
             self.runs.caught_up(answer, now)
 

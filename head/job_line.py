@@ -7,6 +7,7 @@ nobody's way.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import islice
@@ -38,10 +39,10 @@ class JobLine:
     """Owned by the desk of jobs. Reads no clock.
 
     Args:
-        held: clients of whose jobs none begins now; its owner changes it.
+        held: gives the clients of whose jobs none begins now.
     """
 
-    def __init__(self, held: AbstractSet[ClientKey] = frozenset()) -> None:
+    def __init__(self, held: Callable[[], AbstractSet[ClientKey]] = frozenset) -> None:
         self._held = held
         self._jobs: dict[int, WaitingJob] = {}
         self._classes = tuple(FairLine[WaitingJob]() for _ in AGE_S)
@@ -68,14 +69,15 @@ class JobLine:
 
         Those of held clients are none.
         """
-        orders = [line.order(self._held) for line in self._classes]
+        held = self._held()
+        orders = [line.order(held) for line in self._classes]
         return [waiting.job for waiting in islice(self._turns.order(orders), most)]
 
     def held(self, most: int) -> list[int]:
         """The oldest jobs that wait and are no candidates."""
-        if not self._held:
+        if not (held := self._held()):
             return []
-        found = (waiting.job for waiting in self._jobs.values() if waiting.client in self._held)
+        found = (waiting.job for waiting in self._jobs.values() if waiting.client in held)
         return list(islice(found, most))
 
     def take(self, job: int) -> None:
@@ -84,8 +86,8 @@ class JobLine:
         Raises:
             KeyError: it does not wait.
         """
-        waiting = self._jobs.pop(job)
-        self._turns.count(waiting, [next(line.order(self._held), None) for line in self._classes])
+        waiting, held = self._jobs.pop(job), self._held()
+        self._turns.count(waiting, [next(line.order(held), None) for line in self._classes])
         self._classes[waiting.qos].take(waiting.client, waiting)
 
     def remove(self, job: int) -> None:

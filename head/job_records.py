@@ -36,6 +36,11 @@ class Try:
     granted: int = FIRST_PARTS
 
     @property
+    def is_still(self) -> bool:
+        """Whether the node has sent all that it may."""
+        return self.parts == self.granted
+
+    @property
     def worker(self) -> WorkerIncarnation:
         """The worker that has it, as the node's last status has it."""
         return self.node.models[self.request.model].worker

@@ -250,11 +250,11 @@ class JobRequests:
     def count_waiting(self, client: ClientKey, size_bytes: int) -> None:
         """So much more waits for credit of a client, or (below 0) less."""
         self._waiting_bytes[client] += size_bytes
-        held = self._core.runs.jobs.room.held
+        full = self._core.runs.jobs.room.holds.full
         if self._waiting_bytes[client] > MAX_WAITING_BYTES:
-            held.add(client)
-        elif client in held:
-            held.discard(client)
+            full.add(client)
+        elif client in full:
+            full.discard(client)
             self._may_begin = True
 
     def begin_held(self, now: float) -> None:
@@ -262,6 +262,7 @@ class JobRequests:
         if self._may_begin:
             self._may_begin = False
             self._core.runs.jobs.schedule_all(now)
+        self._core.runs.jobs.schedule_released(now)
 
     def closed(self, request: JobRequest) -> None:
         """A request has had its end."""
@@ -287,7 +288,7 @@ class JobRequests:
     def client_gone(self, client: ClientKey) -> None:
         """Forget the requests of a connection that ended; nobody reads them."""
         del self._waiting_bytes[client]
-        self._core.runs.jobs.room.held.discard(client)
+        self._core.runs.jobs.room.holds.full.discard(client)
         for request in self._open.pop(client, {}).values():
             request.drop()
 

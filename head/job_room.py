@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 from bus.ids import ModelName, NodeIdentity
 from bus.timers import Timers
-from head.effects import ClientKey
 from head.fleet import Fleet
 from head.fleet_node import Node
+from head.job_holds import JobHolds
 from head.job_records import Job
 
-#: Jobs of one model that a node has at once.
+#: Jobs of one model that a node has at once, beside those that stand still.
 MAX_IN_FLIGHT = 4
 #: After so long a full node is asked again although no job of the model ended there: a worker may
 #: be done with one whose client reads slowly.
@@ -39,7 +39,7 @@ class JobRoom:
     """Owned by the desk of jobs.
 
     Attributes:
-        held: clients of whose jobs none begins now.
+        holds: clients of whose jobs none begins now.
 
     Args:
         freed: is told of a model for whose jobs there may be room again.
@@ -51,28 +51,32 @@ class JobRoom:
         self._fleet = fleet
         self._timers = timers
         self._freed = freed
-        self.held: set[ClientKey] = set()
+        self.holds = JobHolds()
         self._full: dict[tuple[NodeIdentity, ModelName], _Full] = {}
 
     def has(self, node: Node, job: Job) -> bool:
         """Whether a job may begin on a node, which has room for it."""
-        if job.spec.client in self.held:
+        if job.spec.client in self.holds.of(job.spec.model):
             return False
         full = self._full.get((node.identity, job.spec.model))
         if full is not None and (job.number in full.jobs or job.spec.kind in full.kinds):
             return False
-        return node.jobs[job.spec.model] < MAX_IN_FLIGHT
+        return self.running(node, job.spec.model) < MAX_IN_FLIGHT
+
+    def running(self, node: Node, model: ModelName) -> int:
+        """How many jobs of a model keep a place on a node."""
+        return node.jobs[model] - self.holds.still_on(node.identity, model)
 
     def best(self, job: Job) -> Node | None:
         """Of the nodes that can do a job and have room, the one where least of its model runs."""
         able = [n for n in self._fleet.nodes if self.has(n, job) and not job.objection(n)]
         model = job.spec.model
-        return min(able, key=lambda node: (node.jobs[model], node.identity), default=None)
+        return min(able, key=lambda node: (self.running(node, model), node.identity), default=None)
 
     def is_none(self, model: ModelName) -> bool:
         """Whether some nodes serve a model, and each has all jobs of it that it may have."""
         serving = [node for node in self._fleet.nodes if node.view(model).serving is not None]
-        return bool(serving) and all(node.jobs[model] >= MAX_IN_FLIGHT for node in serving)
+        return bool(serving) and all(self.running(node, model) >= MAX_IN_FLIGHT for node in serving)
 
     def refused(self, node: Node, job: Job, now: float) -> bool:
         """A node said that it is full; what it refused is off it.

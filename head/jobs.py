@@ -90,7 +90,7 @@ class JobDesk:
         self._next_number = next_number
         self.room = JobRoom(fleet, timers, self.schedule)
         self._waits = JobWaits(fleet, policy, failover_wait_s, now, timers, self.schedule_all)
-        self._credit = JobCredit(outbox)
+        self._credit = JobCredit(outbox, self.room.holds)
         self._last_job = 0
         self._jobs: dict[int, Job] = {}
         self._by_try: dict[GenerationId, Job] = {}
@@ -105,7 +105,7 @@ class JobDesk:
         Raises:
             QueueFull: too many wait.
         """
-        line = self._lines.setdefault(spec.model, JobLine(self.room.held))
+        line = self._line(spec.model)
         size = sum(len(job.spec.body) for job in self._jobs.values()) + len(spec.body)
         if len(line) >= self._policy.queue_limit or size > MAX_BODIES_BYTES:
             raise line_full(spec.model, len(line))
@@ -159,9 +159,10 @@ class JobDesk:
         """A client takes nothing: its jobs send no further parts."""
         self._credit.stall(client)
 
-    def client_reads(self, client: ClientKey) -> None:
+    def client_reads(self, client: ClientKey, now: float) -> None:
         """It reads again."""
         self._credit.reads(client, self._by_try.values())
+        self.schedule_released(now)
 
     # --- nodes --------------------------------------------------------------------------------
 
@@ -207,6 +208,8 @@ class JobDesk:
             return
         on.parts += 1
         self._credit.grant(job)
+        if job.number in self.room.holds.still:
+            self.timers.at(now, lambda at: self.schedule(job.spec.model, at))
         # Of a job that was begun anew its owner has the first ones.
         if not job.spec.of_kind.repeats or message.seq >= job.delivered:
             job.delivered += 1
@@ -287,6 +290,7 @@ class JobDesk:
 
     def _take_off(self, job: Job, now: float, *, makes_room: bool = True) -> None:
         on, job.on = job.on, None
+        self.room.holds.goes_on(job)
         if on is not None:
             del self._by_try[on.number]
             on.node.jobs[job.spec.model] -= 1
@@ -300,6 +304,16 @@ class JobDesk:
         """Something changed that may let jobs begin."""
         for model in list(self._lines):
             self.schedule(model, now)
+
+    def schedule_released(self, now: float) -> None:
+        """Clients take results again, which may let further jobs of theirs begin."""
+        for model in self.room.holds.take_released():
+            self.schedule(model, now)
+
+    def _line(self, model: ModelName) -> JobLine:
+        if model not in self._lines:
+            self._lines[model] = JobLine(lambda: self.room.holds.of(model))
+        return self._lines[model]
 
     def schedule(self, model: ModelName, now: float) -> None:
         """Begin what can begin of a model's jobs, in their turn."""
@@ -394,7 +408,8 @@ class JobDesk:
             for model, count in node.jobs.items()
             if count
         }
-        if running != self._by_try or counted != kept:
+        still = {job.number for job in running.values() if job.on and job.on.is_still}
+        if running != self._by_try or counted != kept or still != self.room.holds.still:
             raise ValueError("what runs is not what is counted")
         if sum(map(len, self._lines.values())) != len(self._jobs) - len(running):
             raise ValueError("a job neither runs nor waits, or does both")

@@ -54,6 +54,7 @@ CORES = [
     *("bus/messages/job_bodies.py", "bus/messages/link_jobs.py", "head/embed_operations.py"),
     *("head/job_kinds.py", "head/job_records.py", "head/job_refusals.py"),
     *("head/job_requests.py", "head/jobs.py", "head/job_line.py", "head/job_credit.py"),
+    *("head/job_holds.py", "head/job_room.py"),
     *("head/job_waits.py", "head/class_turns.py", "head/known_tokenizers.py"),
     *("head/description_waits.py", "head/tokenizer_patience.py", "head/weights.py"),
     *("head/chains.py", "head/pipelines.py", "head/stage_paths.py", "head/stage_workers.py"),

@@ -278,7 +278,42 @@ def test_a_client_that_takes_no_events_gets_no_further_ones_made(bench: JobBench
     assert len(bench.starts(1)) > begun + 1
     bench.core.client_gone(b"c", bench.now)
     bench.settle()
-    assert bench.desk.room.held == set()
+    assert bench.desk.room.holds.full == set()
+
+
+@pytest.mark.parametrize("qos", ["interactive", "completion", "agent", "background"])
+def test_a_client_that_takes_no_events_keeps_nobody_waiting(bench: JobBench, qos: str) -> None:
+    for number in range(100):
+        bench.op("embed", id=b"%d" % number, model=ENCODER, input=["a"] * 225, credit=1)
+    done = 0
+    while len(bench.starts(1)) > done:
+        start = bench.starts(1)[done]
+        done += 1
+        for seq in range(15):
+            bench.part(1, start, seq, vectors(15 * seq, *[(1.0,) * 2048] * 15))
+        bench.end(1, start, parts=15, body=pack_body(EmbedEnd()))
+        bench.wait(0.0)
+    assert (bench.desk.running, bench.desk.counts()) == (0, {ENCODER: 100 - done})
+    bench.op("embed", id=b"o", client=b"d", model=ENCODER, input="b", qos=qos)
+    assert inputs(bench.starts(1)[done]) == [b"b"]
+
+
+def test_long_answers_that_nobody_takes_leave_their_places_to_others(bench: JobBench) -> None:
+    for number in range(9):
+        bench.op("embed", id=b"%d" % number, model=ENCODER, input=["a"] * 20, credit=1)
+    for start in bench.starts(1):
+        for seq in range(16):
+            bench.part(1, start, seq, vectors(seq, (1.0,)))
+    assert len(bench.starts(1)) == 4
+    bench.op("embed", id=b"o", client=b"d", model=ENCODER, input="b", qos="background")
+    assert inputs(bench.starts(1)[4]) == [b"b"]
+    # The first goes on. The two places that are left go to its client, of which three stand still.
+    bench.op("more", id=b"m", about=b"0", credit=30)
+    assert len(bench.starts(1)) == 7
+    for seq in range(16, 20):
+        bench.part(1, bench.starts(1)[0], seq, vectors(seq, (1.0,)))
+    bench.end(1, bench.starts(1)[0], parts=20, body=pack_body(EmbedEnd()))
+    assert {"id": b"0", "kind": "end"}.items() <= bench.replies[-1].items()
 
 
 def test_the_budget_counts_from_the_request_on() -> None:

@@ -76,7 +76,7 @@ def test_several_that_begin_anew_keep_their_order() -> None:
 
 def test_jobs_of_held_clients_are_no_candidates_and_keep_their_places() -> None:
     held: set[ClientKey] = {ClientKey(b"ann")}
-    line = JobLine(held)
+    line = JobLine(lambda: held)
     for each in (*(job(number) for number in range(1, 6)), job(6, client=b"ben", qos=3)):
         line.push(each)
     assert line.candidates(1) == [6]
@@ -100,7 +100,8 @@ WAITING = st.lists(st.tuples(st.sampled_from(CLIENTS), st.integers(0, 3)), max_s
 def test_whoever_is_held_stands_in_nobodys_way(
     waiting: list[tuple[bytes, int]], held: set[bytes], many: int, fresh: int
 ) -> None:
-    line = JobLine({ClientKey(client) for client in held})
+    keys = {ClientKey(client) for client in held}
+    line = JobLine(lambda: keys)
     for number in range(100 if held else 0):
         line.push(job(number, 0.0, client=min(held), qos=many))
     for number, (client, qos) in enumerate(waiting, 1000):

@@ -10,14 +10,14 @@ import pytest
 from bus.capabilities import CAPABILITIES, JOBS
 from bus.errors import QueueFull
 from bus.ids import ModelName
-from bus.messages.link_jobs import MAX_PART_BYTES
+from bus.messages.link_jobs import FIRST_PARTS, MAX_PART_BYTES
 from head.core import CorePolicy
 from head.job_kinds import JOB_KINDS, JobDone, JobKind
 from head.job_room import MAX_IN_FLIGHT
 from head.runs import RunPolicy
 from head.waiting import WaitingPolicy
 from tests.harness.head_bench import CLIENT
-from tests.harness.job_bench import ENCODER, JobBench, packed
+from tests.harness.job_bench import ENCODER, WHISPER, JobBench, packed
 
 WITHOUT = tuple(name for name in CAPABILITIES if name != JOBS)
 
@@ -283,6 +283,63 @@ def test_a_client_that_reads_nothing_gets_no_more_than_was_granted(bench: JobBen
     bench.settle()
     assert bench.granted(1) == [32]
     assert len(bench.got[job]) == 16
+
+
+def test_jobs_whose_owners_take_nothing_keep_nobody_waiting(bench: JobBench) -> None:
+    slow = [bench.submit(client=b"a") for _ in range(6)]
+    for job in slow:
+        bench.desk.hold(job, held=True)
+    for start in bench.starts(1):
+        for seq in range(FIRST_PARTS):
+            bench.part(1, start, seq)
+    assert (len(bench.starts(1)), bench.granted(1)) == (4, [])
+    # With four that stand still their client begins no further one; others find all places free.
+    others = [bench.submit(client=b"b", qos=3) for _ in range(5)]
+    assert len(bench.starts(1)) == 8
+    bench.desk.hold(slow[0], held=False)
+    bench.desk.schedule_released(bench.now)
+    bench.settle()
+    assert bench.granted(1) == [2 * FIRST_PARTS]
+    assert len(bench.starts(1)) == 8  # It keeps a place again, so five jobs do.
+    bench.end(1, bench.starts(1)[0], parts=FIRST_PARTS)
+    bench.wait(0.0)
+    assert len(bench.starts(1)) == 8
+    bench.end(1, bench.starts(1)[4])
+    bench.wait(0.0)
+    assert len(bench.starts(1)) == 9
+    for number in [1, 2, 3, *range(5, 11)]:
+        bench.end(1, bench.starts(1)[number], parts=FIRST_PARTS if number < 4 else 0)
+        bench.wait(0.0)
+    assert sorted(bench.ends) == sorted([*slow, *others])
+    assert not bench.desk.room.holds.still
+
+
+def test_a_client_that_takes_nothing_of_one_model_gets_jobs_of_others_done(
+    bench: JobBench,
+) -> None:
+    bench.transcriber(2, "n2")
+    for _ in range(4):
+        bench.desk.hold(bench.submit(client=b"a"), held=True)
+    for start in bench.starts(1):
+        for seq in range(FIRST_PARTS):
+            bench.part(1, start, seq)
+    bench.submit(client=b"a")
+    bench.submit(kind="transcribe", model=WHISPER, client=b"a")
+    assert (len(bench.starts(1)), len(bench.starts(2))) == (4, 1)
+
+
+def test_jobs_of_a_client_that_reads_again_begin(bench: JobBench) -> None:
+    bench.core.client_stalled(b"a")
+    for _ in range(5):
+        bench.submit(client=b"a")
+    for start in bench.starts(1):
+        for seq in range(FIRST_PARTS):
+            bench.part(1, start, seq)
+    bench.encoder(2, "n2")
+    assert len(bench.starts(2)) == 0
+    bench.core.client_reads(b"a", bench.now)
+    bench.settle()
+    assert (len(bench.granted(1)), len(bench.starts(2))) == (4, 1)
 
 
 @pytest.mark.parametrize("seq", [1, 16])
