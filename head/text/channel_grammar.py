@@ -50,8 +50,9 @@ class Turn:
     def end_reasoning(self) -> None:
         """What the prompt opened is over, or it opened nothing."""
         if self.only_calls:
-            # What looks like a marker is one.
+            # What looks like a marker is one, and line ends are its own.
             self.reader.sure = 1
+            self.out.text.drop_line_ends()
 
 
 #: Reads a call, or several, from behind an opening marker.
