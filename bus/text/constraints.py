@@ -292,13 +292,16 @@ def _schema(node: Any) -> dict[str, Any]:
 
 
 def _regex(source: str) -> str:
-    _check_size(source)
+    _check_regex(source)
     return LLMatcher.grammar_from_regex(source)
 
 
-def _check_size(source: str) -> None:
-    """Refuse a regular expression that is too large to hold."""
+def _check_regex(source: str) -> None:
+    """Refuse a regular expression that is too large to hold, or that the engine would change."""
     _check_nesting(source)
+    if (len(source) - len(source.rstrip("\\"))) % 2:
+        # It would be left out.
+        raise refused("regex", "it ends in the middle of an escape; write \\\\ for a backslash")
     found = _MANY_REPEATS.search(source)
     if found:
         raise refused("regex", f"the repetition {found[0][:40]} is too large; use less than 100000")
@@ -334,7 +337,7 @@ def _structural(source: str) -> str:
 
 
 def _lark_regex(source: str) -> str:
-    _check_size(source)
+    _check_regex(source)
     if "\n" in source:
         raise refused("regex", "it has a line's end; write it as \\n")
     return f"/{regex_to_lark(source, '')}/"

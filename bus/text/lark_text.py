@@ -15,11 +15,14 @@ from typing import Any
 
 from bus.text.constraint_errors import refused
 
-#: What is no code: a text with its flag, a regular expression, a comment, an embedded schema.
+#: What is no code: a text, a comment, a regular expression (which may go on in the next line, as the
+#: engine reads it), an embedded schema. What begins a text or an expression and does not end it is
+#: refused where it stands: behind it nobody could tell what is code.
 _PART = re.compile(
     r"""(?P<quoted>"(?:[^"\\\n]|\\.)*")
       | (?P<comment>//[^\n]*|\#[^\n]*)
-      | (?P<regex>/(?:[^/\\\n]|\\.)+/)
+      | (?P<regex>/(?:[^/\\]|\\.)+/)
+      | (?P<open>["/])
       | (?P<json>%json\b)
       | (?P<options>%llguidance\b)""",
     re.VERBOSE,
@@ -49,6 +52,9 @@ def _parts(source: str, translate: Translate) -> Iterator[str]:
         at = found.end()
         if found.lastgroup == "options":
             raise refused("lark", "%llguidance can not be used here; leave it out")
+        if found.lastgroup == "open":
+            line = source.count("\n", 0, found.start()) + 1
+            raise refused("lark", f"the {found[0]} in line {line} is not closed; close it")
         if found.lastgroup == "json":
             at = _json_end(source, at)
             yield f"%json {json.dumps(translate(source[found.end() : at]))}"

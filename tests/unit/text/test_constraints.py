@@ -180,6 +180,30 @@ def test_tokens_by_name_or_id_are_refused_in_every_grammar(token: str, rest: str
     translate_lark(f'start: "{token}" /<.>/ // {token}', lambda text: {})
 
 
+def test_tokens_behind_an_expression_of_two_lines_are_refused_too() -> None:
+    # The engine's expressions go on over a line's end, as its texts do not.
+    source = "start: /a\nb/ <[257]> /c/"
+    assert "the token <[257]> can not be asked for" in refusal("lark", source)
+    assert "max_tokens" in refusal("lark", 'start: /a\nb/ x /c/\nx[max_tokens=3]: "x"')
+    assert accepts("lark", "start: /a\nb/", "a\nb")
+
+
+@pytest.mark.parametrize(("mark", "line"), [('"', 2), ("/", 2)])
+def test_what_a_grammar_does_not_close_is_refused_at_once(mark: str, line: int) -> None:
+    source = "start: x\nx: " + mark + f"\\{mark}" * 100_000
+    start = time.thread_time()
+    assert f"the {mark} in line {line} is not closed" in refusal("lark", source)
+    # It took minutes where each mark was looked at as a beginning.
+    assert time.thread_time() - start < 5
+
+
+def test_a_regular_expression_that_ends_in_an_escape_is_refused() -> None:
+    assert "in the middle of an escape" in refusal("regex", "a\\")
+    assert accepts("regex", "a\\\\", "a\\")
+    tags = {"tags": [{"begin": "a", "end": "", "regex": "a\\"}]}
+    assert "in the middle of an escape" in refusal("structural", tags)
+
+
 def test_numbers_with_exponents_beyond_reason_are_refused_inside_grammars_too() -> None:
     assert "#/minimum" in refusal("lark", 'start: %json {"minimum": 1e99999999999999999999}')
     tags = '{"tags": [{"begin": "a", "end": "b", "schema": {"const": 1e9999999}}]}'
