@@ -24,8 +24,8 @@ MAX_REPEAT = 100_000
 #: So many of a number's first digits tell whether it is more.
 _REPEAT_DIGITS = 7
 
-_QUANTIFIER = re.compile(r"[*+?]|\{(\d+)(,(\d*))?\}")
-_FROM_NONE = re.compile(r"\{,\d*\}")
+_QUANTIFIER = re.compile(r"[*+?]|\{([0-9]+)(,([0-9]*))?\}")
+_FROM_NONE = re.compile(r"\{,[0-9]*\}")
 _PROPERTY = re.compile(r"\{[A-Za-z_]+(=[A-Za-z_]+)?\}")
 _GROUP_NAME = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*>")
 _CONTROL = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
@@ -303,7 +303,7 @@ class _Reader:
         """What follows a backslash: a code point, or the inside of a class."""
         character = self._pattern[self._at : self._at + 1]
         self._at += 1
-        if character in table and character:
+        if character in table:
             self.exact = False
             return table[character]
         if character in _CONTROL:
