@@ -36,12 +36,17 @@ def without_control_pieces(layout: Mapping[str, Any], found: Collection[str] = (
     renamed = [
         {**token, "content": hidden.get(token["content"], token["content"])} for token in added
     ]
-    changed = {**layout, "added_tokens": renamed, "model": _hiding(model, hidden)}
+    changed = {**layout, "added_tokens": renamed, "model": hiding(model, hidden)}
     return json.dumps(changed, ensure_ascii=False)
 
 
-def _hiding(model: Mapping[str, Any], hidden: Mapping[str, str]) -> dict[str, Any]:
-    """A model with texts of its vocabulary changed, and no merge that makes one of them."""
+def hiding(model: Mapping[str, Any], hidden: Mapping[str, str]) -> dict[str, Any]:
+    """A model with texts of its vocabulary changed, and no merge of or to one of them.
+
+    Args:
+        model: of a tokenizer.json.
+        hidden: texts and what they become; those that it does not have are passed over.
+    """
     found = dict(model)
     vocab = model.get("vocab", {})
     if isinstance(vocab, list):

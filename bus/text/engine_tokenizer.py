@@ -12,6 +12,8 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 
+from bus.text.control_pieces import hiding
+
 
 def without_added_texts(tokenizer: str, ends: Collection[int], prefix: str) -> str:
     """The same tokenizer with its added tokens' texts begun by a prefix; all ids stay.
@@ -27,19 +29,11 @@ def without_added_texts(tokenizer: str, ends: Collection[int], prefix: str) -> s
     layout = json.loads(tokenizer)
     model = layout["model"]
     vocabulary = model["vocab"]
-    is_table = isinstance(vocabulary, dict)
-    known = vocabulary.keys() if is_table else {piece for piece, _ in vocabulary}
+    known = vocabulary if isinstance(vocabulary, dict) else {piece for piece, _ in vocabulary}
     hidden: dict[str, str] = {}
     for token in layout.get("added_tokens") or []:
         text = token["content"]
         if token.get("special") or token["id"] in ends or text not in known:
             token["content"] = hidden[text] = prefix + text
-    if is_table:
-        for text in hidden.keys() & known:
-            vocabulary[hidden[text]] = vocabulary.pop(text)
-    else:
-        # Unigram: pieces with their scores, in the order of their ids.
-        model["vocab"] = [[hidden.get(piece, piece), score] for piece, score in vocabulary]
-    if model.get("unk_token") in hidden:
-        model["unk_token"] = hidden[model["unk_token"]]
+    layout["model"] = hiding(model, hidden)
     return json.dumps(layout, ensure_ascii=False)

@@ -140,3 +140,14 @@ def test_ids_stay_and_what_others_are_made_of_keeps_its_text() -> None:
             hidden = token in tokenizer.get_added_tokens_decoder() and text not in kept
             assert changed.id_to_token(token) == ("\U0010fffd" + text if hidden else text)
         assert changed.get_vocab_size() == tokenizer.get_vocab_size()
+
+
+def test_a_control_token_that_merges_lead_to_is_hidden_with_them() -> None:
+    layout = json.loads(byte_level([AddedToken("</s>", special=True)]).to_str())
+    vocabulary = layout["model"]["vocab"]
+    end = next(token["id"] for token in layout["added_tokens"] if token["content"] == "</s>")
+    vocabulary |= {"</s>": end, "</": end + 1, "s>": end + 2}
+    layout["model"]["merges"] = [["<", "/"], ["s", ">"], ["</", "s>"]]
+    model = text_model(Tokenizer.from_str(json.dumps(layout)), (end,))
+    text = "a</s>b"
+    assert answer(model, make_tokenizer(model), Constraint(kind="regex", source=text), "") == text
