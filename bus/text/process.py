@@ -172,11 +172,9 @@ def _limit(which: int, value: int) -> None:
 
 
 def _failed(job: Any, code: str, message: str, param: str = "") -> TextFailed:
-    short = (
-        message if len(message) <= _MESSAGE_CHARACTERS else message[:_MESSAGE_CHARACTERS] + "..."
-    )
     # It may quote what it is about, which may have half a character in it.
-    short = short.encode("utf-8", "backslashreplace").decode()
+    whole = message.encode("utf-8", "backslashreplace").decode()
+    short = whole if len(whole) <= _MESSAGE_CHARACTERS else whole[:_MESSAGE_CHARACTERS] + "..."
     # Places in messages and tools are long; names in them may be any text.
     place = param.encode("utf-8", "replace")[:_PARAM_BYTES].decode("utf-8", "ignore")
     return TextFailed(job=job.job, code=code, message=short, param=place)

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from bus.errors import ModelIncomplete, TokenizerUnavailable
 from bus.messages.sampling import Constraint
-from bus.messages.text import CheckConstraint, Encode, EncodeTexts, TextFailed
+from bus.messages.text import TEXT, CheckConstraint, Encode, EncodeTexts, TextFailed
 from bus.text.library import LibraryTokenizer
 from bus.text.process import answer
 from head.text.jobs import TextJobs
@@ -128,3 +128,12 @@ def test_a_panic_of_the_constraint_engine_ends_no_text_process(tmp_path: Path) -
         assert "can not be used for constraints: the engine panics" in failed.message
         encoded = answer(handlers, Encode(job=job + 1, folder=str(tmp_path), text="a"))
         assert not isinstance(encoded, TextFailed)
+
+
+@pytest.mark.parametrize("message", ["\ud800" * 2000, "\U0001f600" * 2000])
+def test_whatever_a_message_quotes_it_can_be_sent(message: str) -> None:
+    def refuse(job: object) -> object:
+        raise TokenizerUnavailable(message)
+
+    failed = answer({Encode: refuse}, Encode(job=1, folder="", text="hi"))
+    assert TEXT.decode(TEXT.encode(failed)) == failed
