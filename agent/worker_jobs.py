@@ -52,7 +52,7 @@ class WorkerJobs(JobHandler):
         self._do(SendToWorker(model=job.model, message=request))
 
     def cancelled(self, job: RunningJob) -> None:
-        if job.needs_worker and job.done is None:
+        if job.at_worker:
             self._do(SendToWorker(model=job.model, message=worker.Cancel(generation=job.number)))
 
     def request(self, job: RunningJob) -> object:

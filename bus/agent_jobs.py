@@ -114,6 +114,11 @@ class RunningJob:
         self.done: bytes | None = None
         self.is_over = False
 
+    @property
+    def at_worker(self) -> bool:
+        """Whether the model's worker has work to do for it."""
+        return self.needs_worker and self.done is None
+
     def part(self, body: bytes) -> None:
         """Give one more part, of at most `MAX_PART_BYTES`."""
         self._jobs.add_part(self, body)
@@ -174,8 +179,8 @@ class NodeJobs:
         return bool(self._jobs)
 
     def runs_on(self, model: ModelName) -> bool:
-        """Whether a model's worker has a job."""
-        return any(job.model == model and job.needs_worker for job in self._jobs.values())
+        """Whether a model's worker has a job. What waits for the head alone is not there."""
+        return any(job.model == model and job.at_worker for job in self._jobs.values())
 
     def blobs_in_use(self) -> set[bytes]:
         """Hashes of the files that jobs name."""
@@ -244,8 +249,7 @@ class NodeJobs:
     def worker_gone(self, model: ModelName, reason: str) -> None:
         """A model's worker is gone, with all jobs that it had."""
         for job in list(self._jobs.values()):
-            # One that waits for the head alone is not lost.
-            if job.model == model and job.needs_worker and job.done is None:
+            if job.model == model and job.at_worker:
                 job.refuse(WORKER_LOST, reason)
 
     # --- for the jobs -------------------------------------------------------------------------

@@ -255,7 +255,8 @@ def test_a_worker_takes_its_jobs_along(rig: Rig) -> None:
     assert rig.take() == []
     rig.jobs.worker_gone(MODEL, "signal 9")
     assert rig.take() == [JobEnd(job=lost.number, code="worker_lost", message="signal 9")]
-    # All of this one is here, and the other never was at the worker.
+    # All of this one is here, and the other never was at the worker: neither keeps the model.
+    assert not rig.jobs.runs_on(MODEL)
     not_its_own.end()
     rig.say(JobMore(job=made.number, parts=99))
     assert [message.job for message in rig.take() if isinstance(message, JobEnd)] == [
