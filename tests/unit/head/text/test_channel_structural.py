@@ -123,7 +123,7 @@ def called(form: Any, spec: dict[str, Any]) -> tuple[str, str]:
 
 def around(spec: dict[str, Any], tag: dict[str, Any], inside: str) -> str:
     """All of an answer with one call."""
-    return spec.get("open", "") + tag["begin"] + inside + tag["end"] + spec.get("close", "")
+    return f"{spec.get('open', '')}{tag['begin']}{inside}{tag['end']}{spec.get('close', '')}"
 
 
 def calls_in(form: str, text: str, tools: list[dict[str, Any]] = TOOLS) -> list[tuple[str, Any]]:
