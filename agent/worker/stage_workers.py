@@ -87,7 +87,9 @@ def ready_of(
 
 def _status(folder: ModelFolder) -> StageStatus | None:
     stage = folder.stage
-    return stage and StageStatus(
+    if stage is None:
+        return None
+    return StageStatus(
         model=ModelName(stage.model),
         whole=stage.whole,
         index=stage.index,
