@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from bus.ids import GenerationId, ModelName, NodeIdentity, WorkerIncarnation
 from bus.messages.link_stages import MAX_REASON_BYTES, StageClose, StageOpened, StageRun
-from bus.messages.parts import ModelStatus
+from bus.messages.parts import StageStatus
 from bus.timers import Timers
 from head.chains import Chain, Member, Turn
 from head.effects import LinkKey
@@ -85,7 +85,7 @@ class Pipelines:
         self._died = died
         self._chains: dict[int, Chain] = {}
         self._of_driver: dict[Key, Chain] = {}
-        self._waiting: dict[Key, ModelStatus] = {}
+        self._waiting: set[Key] = set()
         self._rests: dict[Key, Rest] = {}
         self._mourned: dict[int, _Mourned] = {}
         #: What each node said last of its stages.
@@ -131,12 +131,11 @@ class Pipelines:
 
     def _look_at(self, node: Node) -> None:
         """Keep which drivers of a node wait for a chain."""
-        for key in [key for key in self._waiting if key[0] == node.identity]:
-            del self._waiting[key]
+        self._waiting = {key for key in self._waiting if key[0] != node.identity}
         for name, status in node.models.items() if node.up else ():
             key = node.identity, name
             if waits(status) and key not in self._of_driver:
-                self._waiting[key] = status
+                self._waiting.add(key)
         for name in list(node.missing):
             key = node.identity, name
             if key not in self._waiting and key not in self._of_driver:
@@ -169,24 +168,31 @@ class Pipelines:
 
     def _form(self, now: float) -> None:
         """Open a chain for every driver that waits, where there are workers for it."""
+        found = offers(self._fleet, self._rests) if self._waiting else []
+        #: Of last stages, why none of them gets a chain now.
+        lacking: dict[StageStatus, Missing] = {}
         for key in sorted(self._waiting):
-            status, node = self._waiting.get(key), self._fleet.get(key[0])
-            if status is None or node is None or status.stage is None:
+            mine = next((each for each in found if each.name == key), None)
+            if mine is None:
                 continue
-            found = offers(self._fleet, self._rests)
-            mine = next(each for each in found if each.name == key)
-            path = find_path(status.stage, executors(found))
+            stage = replace(mine.stage, folder=ModelName(""))
+            path = None if stage in lacking else find_path(stage, executors(found))
             if mine.why_not:
-                self._note(node, key[1], Missing(mine.why_not, mine.may_come))
+                self._note(key, Missing(mine.why_not, mine.may_come))
             elif path is None:
-                self._note(node, key[1], explain_missing(status.stage, found))
+                if stage not in lacking:
+                    lacking[stage] = explain_missing(stage, found)
+                self._note(key, lacking[stage])
             else:
-                del self._waiting[key]
+                self._waiting.discard(key)
                 self._open(mine, path, now)
-                self._note(node, key[1], Missing("has a chain that is being opened", True))
+                self._note(key, Missing("has a chain that is being opened", True))
+                # Its executors have one chain more.
+                found = offers(self._fleet, self._rests)
 
-    def _note(self, node: Node, model: ModelName, missing: Missing) -> None:
-        if node.missing.get(model) != missing:
+    def _note(self, key: Key, missing: Missing) -> None:
+        node, model = self._fleet.get(key[0]), key[1]
+        if node is not None and node.missing.get(model) != missing:
             node.missing[model] = missing
             node.changed()
 
@@ -373,7 +379,7 @@ class Pipelines:
         chains = set(self._chains)
         if sorted(chain.number for chain in self._of_driver.values()) != sorted(chains):
             raise ValueError("a chain has no driver, or a driver has two")
-        if self._waiting.keys() & self._of_driver.keys():
+        if self._waiting & self._of_driver.keys():
             raise ValueError("a driver waits for a chain and has one")
         for chain in self._chains.values():
             if any(self._fleet.by_link(link) is None for link in chain.links):

@@ -50,4 +50,5 @@ class Weights:
 
 
 def _says(status: ModelStatus) -> bool:
-    return status.phase == "ready" and status.weights_digest != 0
+    # Those of a stage are of some layers alone.
+    return status.phase == "ready" and status.weights_digest != 0 and status.stage is None

@@ -368,3 +368,11 @@ def test_numbers_of_chains_carry_the_boot_number() -> None:
     later.up(EXECUTOR, FIRST)
     later.up(DRIVER, LAST)
     assert later.last(StageOpen).chain == 4 << 32 | 1
+
+
+def test_weights_of_stages_are_compared_with_nobodys(opened: Stages) -> None:
+    """Two splits of one model have other layers in their last folders."""
+    opened.says(DRIVER, replace(ready(), weights_digest=5))
+    opened.up(3, replace(ready(), stage=None, weights_digest=6))
+    rows = [row for node in opened.core.status(0.0)["nodes"] for row in node["models"]]
+    assert [row["weights_problem"] for row in rows] == ["", "", ""]
