@@ -25,6 +25,8 @@ _MOST_CHANNELS = 32
 _BLOCK_VALUES = 1 << 15
 #: Length of a chunk that a program wrote which did not know it.
 _UNKNOWN_LENGTHS = (0, 0xFFFFFFFF)
+#: What libsndfile says of a file that does not tell how long it is, as a FLAC from a pipe.
+_UNKNOWN_FRAMES = 2**63 - 1
 #: MP3 decoders leave out what they can not read; so much may be missing before the file is damaged.
 _MISSING_S, _MISSING_SHARE = 0.5, 0.02
 
@@ -120,12 +122,18 @@ def _check(file: soundfile.SoundFile, limits: AudioLimits) -> None:
             f"the audio has {file.channels} channels; {_MOST_CHANNELS} are taken at most",
             param="file",
         )
-    if file.frames > limits.longest_s * file.samplerate:
-        raise _too_long(file.frames / file.samplerate, limits)
+    if _frames(file) > limits.longest_s * file.samplerate:
+        raise _too_long(_frames(file) / file.samplerate, limits)
+
+
+def _frames(file: soundfile.SoundFile) -> int:
+    """How many samples of each channel a file should have; 0 where it does not say."""
+    frames = int(file.frames)
+    return 0 if frames == _UNKNOWN_FRAMES else frames
 
 
 def _blocks(file: soundfile.SoundFile, kind: str, limits: AudioLimits) -> Iterator[FloatArray]:
-    rate, expected, frames = file.samplerate, file.frames, 0
+    rate, expected, frames = file.samplerate, _frames(file), 0
     resampler = Resampler(rate, RATE)
     count = max(1, _BLOCK_VALUES // file.channels)
     while True:

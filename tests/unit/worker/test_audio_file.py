@@ -59,6 +59,18 @@ def test_a_wav_of_unknown_length_is_read_to_its_end(tmp_path: Path) -> None:
     assert len(read(tmp_path / "b.wav")) == 16_000
 
 
+def test_a_flac_of_unknown_length_is_read_to_its_end(tmp_path: Path) -> None:
+    """As encoders write it to a pipe: the samples of the stream, 36 bits, are 0 (RFC 9639, 8.2)."""
+    raw = bytearray(write_sound(tmp_path / "a.flac", tone(1.0)).read_bytes())
+    assert int.from_bytes(raw[18:26], "big") & (1 << 36) - 1 == 16_000
+    raw[21] &= 0xF0
+    raw[22:26] = bytes(4)
+    (tmp_path / "b.flac").write_bytes(raw)
+    assert np.array_equal(read(tmp_path / "b.flac"), read(tmp_path / "a.flac"))
+    with pytest.raises(TooLarge, match="taken at most"):
+        read(tmp_path / "b.flac", longest_s=0.5)
+
+
 def test_long_audio_is_refused_with_figures(tmp_path: Path) -> None:
     file = write_sound(tmp_path / "a.flac", tone(3.0))
     with pytest.raises(TooLarge, match="3 s long and 2 s are taken") as refused:
