@@ -29,6 +29,8 @@ from bus.errors import BlobMissing, Internal, Invalid, SuperfluidError, TooLarge
 #: Longest audio, in seconds.
 LONGEST_S = 4 * 3600.0
 _READ_BYTES = 1 << 18
+#: Reads of one `fill`: samples that are left out are many, and its caller has other work.
+_READS = 8
 #: Decoded ahead, while the model is busy with what came before.
 _AHEAD_BYTES = 1 << 20
 #: Errors that the process may name.
@@ -70,6 +72,7 @@ class AudioSource:
                 stdin=file,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                bufsize=0,  # `select` knows nothing of a buffer.
                 env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
             )
         if self._process.stdout is None:
@@ -96,24 +99,26 @@ class AudioSource:
         return self._ready
 
     def fill(self, samples: int, wait_s: float) -> bool:
-        """Read until so many samples can be taken, or there are no more.
+        """Read some of what is missing until so many samples can be taken, or there are no more.
 
         Args:
             samples: wanted.
-            wait_s: how long to wait for the process, which is not asked for more than it has.
+            wait_s: how long one read waits for the process to say something.
 
         Returns:
-            Whether there are, or the file has ended with fewer.
+            Whether there are, or the file has ended with fewer; if not, it is to be called again.
 
         Raises:
             SuperfluidError: what is wrong with the file before there were so many samples.
         """
-        while self._ready < samples and not self.ended and self._error is None:
+        for _ in range(_READS):
+            if self._ready >= samples or self.ended:
+                return True
+            if self._error is not None:
+                raise self._error
             if not self._read(wait_s):
-                return False
-        if self._ready < samples and self._error is not None:
-            raise self._error
-        return True
+                break
+        return self._ready >= samples or self.ended
 
     def take(self, samples: int) -> FloatArray:
         """The next samples, or all that are ready when those are fewer."""

@@ -67,6 +67,16 @@ def test_what_lies_before_a_place_is_left_out(tmp_path: Path) -> None:
         assert opened.samples == len(all_of_it)
 
 
+def test_one_call_reads_boundedly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much is left out before the first sample: whoever calls has other work."""
+    monkeypatch.setattr(audio_source, "_READ_BYTES", 16)
+    with source(write_sound(tmp_path / "a.wav", tone(1.0))) as opened:
+        assert not opened.fill(1000, PATIENCE_S)
+        assert opened.ready < 1000
+        fill(opened, 1000)
+        assert np.abs(opened.take(1000) - tone(1.0)[:1000]).max() < 1e-3
+
+
 def test_a_damaged_file_gives_what_is_before_the_damage(tmp_path: Path) -> None:
     raw = write_sound(tmp_path / "a.flac", tone(20.0)).read_bytes()
     (tmp_path / "b").write_bytes(raw[: len(raw) // 2])
