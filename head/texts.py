@@ -335,3 +335,5 @@ class TextDesk(KnownTokenizers):
         self._note(model, described)
         self._stale.discard(model)
         self._failed.pop(model, None)
+        if model not in self._folders:
+            self._keep_former(model)  # Its folder went meanwhile.

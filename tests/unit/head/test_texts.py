@@ -265,6 +265,20 @@ def test_a_description_that_was_under_way_when_the_files_changed_does_not_count(
     assert [known.digest for known in got] == [NEW_DIGEST]
 
 
+def test_a_description_that_was_under_way_when_the_folder_went_is_of_the_past(desk: Desk) -> None:
+    texts, got = desk.desk, list[Any]()
+    texts.other_digest = lambda model: 77
+    texts.models_found({TOY: "/other"})
+    (job,) = desk.jobs()
+    texts.when_described(TOY, lambda known, at: got.append(known), 1.0)
+    texts.models_found({})
+    texts.reply(described(job), 2.0)
+    assert [known.digest for known in got] == [NEW_DIGEST]
+    # Nodes have another of that name, which is the fleet's now.
+    assert (texts.digest(TOY), texts.described(TOY), texts.kind(TOY)) == (77, None, "")
+    assert texts.vocabulary(TOY, NEW_DIGEST) == NEW
+
+
 def test_a_changed_tokenizer_that_can_not_be_read_refuses_new_texts_until_it_is_mended(
     desk: Desk,
 ) -> None:
