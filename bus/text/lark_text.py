@@ -15,9 +15,9 @@ from typing import Any
 
 from bus.text.constraint_errors import refused
 
-#: What is no code: a text, a comment, a regular expression (which may go on in the next line, as the
-#: engine reads it), an embedded schema. What begins a text or an expression and does not end it is
-#: refused where it stands: behind it nobody could tell what is code.
+#: What is no code: a text, a comment, a regular expression (which the engine lets go on in the next
+#: line), an embedded schema. What opens a text or an expression and closes none is refused where it
+#: stands: behind it nobody could tell what is code.
 _PART = re.compile(
     r"""(?P<quoted>"(?:[^"\\\n]|\\.)*")
       | (?P<comment>//[^\n]*|\#[^\n]*)
