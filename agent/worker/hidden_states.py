@@ -7,15 +7,25 @@ from typing import Any
 import numpy as np
 
 from agent.worker.host_way import Hidden
-from bus.errors import DecodeError
+from bus.errors import DecodeError, Internal
 
 #: On the way, little-endian. `float16` halves the bytes, and is not bit for bit what was computed.
 TYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2")}
 
 
 def pack_hidden(hidden: Hidden, hidden_type: str) -> bytes:
-    """The bytes of what a stage gave, float32 `[tokens, hidden]`."""
-    return hidden.astype(TYPES[hidden_type], copy=False).tobytes()
+    """The bytes of what a stage gave, float32 `[tokens, hidden]`.
+
+    Raises:
+        Internal: a number is too large for the type.
+    """
+    try:
+        with np.errstate(over="raise"):
+            return hidden.astype(TYPES[hidden_type], copy=False).tobytes()
+    except FloatingPointError:
+        raise Internal(
+            f"hidden states of this model do not fit {hidden_type}; open its chains with float32"
+        ) from None
 
 
 def unpack_hidden(data: bytes, tokens: int, width: int, hidden_type: str) -> Hidden:
