@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from bus.errors import ModelIncomplete, NotFound
 
@@ -92,7 +92,7 @@ def read_model_files(folder: Path) -> ModelFiles:
         tokenizer=tokenizer,
         named_tokens=dict(_named_tokens(config)),
         eos_ids=tuple(sorted({token for _, token in _eos_ids(folder)})),
-        bos_id=record.get("bos_id"),
+        bos_id=record.get("bos_id") if _is_id(record.get("bos_id")) else None,
         add_bos=add_bos if isinstance(add_bos, bool) else None,
         template=_template(folder / CHAT_TEMPLATE, config),
         named_templates=named_templates(folder, config),
@@ -118,7 +118,8 @@ def _named_tokens(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name in NAMED_TOKENS:
         value = config.get(name)
         text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
+        # With half a character in it it can stand in no text.
+        if isinstance(text, str) and text.encode("utf-8", "replace").decode() == text:
             yield name, text
 
 
@@ -156,8 +157,12 @@ def _eos_ids(folder: Path) -> Iterator[tuple[str, int]]:
             values = values.get(part) or {}
         ids = values.get(key) if isinstance(values, dict) else None
         for token in ids if isinstance(ids, list) else [ids]:
-            if type(token) is int and token >= 0:
+            if _is_id(token):
                 yield name, token
+
+
+def _is_id(value: object) -> TypeGuard[int]:
+    return type(value) is int and value >= 0
 
 
 def _template(file: Path, config: Mapping[str, Any]) -> str | None:
