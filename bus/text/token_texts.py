@@ -18,13 +18,23 @@ def token_pattern(texts: Iterable[str]) -> re.Pattern[str]:
     Args:
         texts: without empty ones; none at all match nothing.
     """
+    texts = list(texts)
+    try:
+        return re.compile(_shared(texts))
+    except RecursionError:
+        # Some hundreds of them each begin the next one.
+        return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
+
+
+def _shared(texts: Iterable[str]) -> str:
+    """The pattern with shared beginnings."""
     tree: dict[str, Any] = {}
     for text in texts:
         place = tree
         for character in text:
             place = place.setdefault(character, {})
         place[_END] = {}
-    return re.compile(_source(tree) if tree else r"(?!)")
+    return _source(tree) if tree else r"(?!)"
 
 
 def _source(tree: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, processors
 from bus.errors import Invalid, ModelIncomplete, NotFound
 from bus.text.escaping import Escaper
 from bus.text.model_files import ModelFiles
+from bus.text.token_texts import token_pattern
 from bus.text.tokenizer import TextModel
 from tests.harness.models import smollm2_folder, toy_model_folder
 from tests.harness.tokenizers import sentence_piece, text_folder
@@ -145,6 +146,20 @@ def test_ends_are_the_union_of_all_sources(tmp_path: Path) -> None:
     (folder / "genai_config.json").write_text('{"model": {"eos_token_id": 3}}')
     (folder / "config.json").write_text('{"eos_token_id": 2}')
     assert TextModel.open(folder).eos == (2, 3, 4)
+
+
+def test_special_tokens_that_can_be_none_are_passed_over(tmp_path: Path) -> None:
+    config = {"bos_token": "\ud800", "eos_token": {"content": "</s>\udc00"}}
+    record = {"bos_id": "1", "eos_ids": [2, -1, "3", True], "add_bos": True}
+    model = TextModel.open(text_folder(tmp_path, sentence_piece(), config=config, record=record))
+    assert (model.bos, model.eos, model.files.named_tokens) == (None, (2,), {})
+    assert BOS not in model.encode("hi", add_special=True)
+
+
+def test_control_tokens_that_begin_each_other_are_found_however_many() -> None:
+    texts = ["<" + "a" * length for length in range(1, 1500)]
+    pattern = token_pattern(texts)
+    assert [found[0] for found in pattern.finditer("<aab<" + "a" * 2000)] == ["<aa", texts[-1]]
 
 
 def test_t4_a_lone_surrogate_is_refused_in_one_sentence(pieces: TextModel) -> None:
