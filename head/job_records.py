@@ -41,9 +41,10 @@ class Try:
         return self.parts == self.granted
 
     @property
-    def worker(self) -> WorkerIncarnation:
-        """The worker that has it, as the node's last status has it."""
-        return self.node.models[self.request.model].worker
+    def worker(self) -> WorkerIncarnation | None:
+        """The worker that has it, as the node's last status has it; None when that has none."""
+        status = self.node.models.get(self.request.model)
+        return None if status is None else status.worker
 
 
 @dataclass(slots=True, kw_only=True)

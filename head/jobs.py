@@ -219,7 +219,8 @@ class JobDesk:
     def _failed(self, job: Job, on: Try, end: JobEnd, now: float) -> None:
         name, why = on.node.identity, end.message or end.code
         if end.code == WORKER_LOST:
-            self._fleet.worker_lost(name, job.spec.model, on.worker, now)
+            if (worker := on.worker) is not None:
+                self._fleet.worker_lost(name, job.spec.model, worker, now)
             self._lose(job, f"the worker of {job.spec.model} on {name} died ({why})", now)
         elif end.code in PASSING_CODES:
             self._rest(job, on.node, end.code, why, now)

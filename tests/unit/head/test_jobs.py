@@ -10,6 +10,7 @@ import pytest
 from bus.capabilities import CAPABILITIES, JOBS
 from bus.errors import QueueFull
 from bus.ids import ModelName
+from bus.messages.link import NodeStatus
 from bus.messages.link_jobs import FIRST_PARTS, MAX_PART_BYTES
 from head.core import CorePolicy
 from head.job_kinds import JOB_KINDS, JobDone, JobKind
@@ -182,6 +183,15 @@ def test_a_worker_that_died_gets_nothing_before_it_is_ready_again(bench: JobBenc
     bench.status(1, worker=2)
     (_, second) = bench.starts(1)
     bench.end(1, second)
+    assert isinstance(bench.ends[job], JobDone)
+
+
+def test_a_worker_that_died_of_a_model_that_its_node_has_no_more(bench: JobBench) -> None:
+    job = bench.submit()
+    bench.hear(1, NodeStatus(models=()))
+    bench.end(1, bench.starts(1)[0], code="worker_lost", message="signal 9")
+    bench.encoder(2, "n2")
+    bench.end(2, bench.starts(2)[0])
     assert isinstance(bench.ends[job], JobDone)
 
 
