@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -51,36 +52,20 @@ class AudioSource:
 
     Raises:
         BlobMissing: there is no such file.
+        Internal: there can be no process.
     """
 
     def __init__(self, path: Path, *, from_s: float = 0.0, longest_s: float = LONGEST_S) -> None:
-        try:
-            file = path.open("rb")
-        except OSError as error:
-            raise BlobMissing(
-                f"the audio file can not be read here ({error.strerror}); send it again"
-            ) from error
-        command = (
-            *(sys.executable, "-P", "-m", "agent.worker.audio_process"),
-            *("--parent-pid", str(os.getpid())),
-            *("--skip-samples", str(round(from_s * RATE))),
-            *("--longest-s", str(longest_s)),
-        )
-        with file:
-            self._process = subprocess.Popen(
-                command,
-                stdin=file,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                bufsize=0,  # `select` knows nothing of a buffer.
-                env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-            )
+        with _opened(path) as file:
+            self._process = _started(file, round(from_s * RATE), longest_s)
         if self._process.stdout is None:
             raise ValueError("a process without its pipe")
         self._out = self._process.stdout
         os.set_blocking(self._out.fileno(), False)
         if sys.platform == "linux":
-            fcntl.fcntl(self._out.fileno(), fcntl.F_SETPIPE_SZ, _AHEAD_BYTES)
+            # Where a process may have no pipe of that size, less is decoded ahead.
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(self._out.fileno(), fcntl.F_SETPIPE_SZ, _AHEAD_BYTES)
         self._raw = bytearray()
         self._parts: list[FloatArray] = []
         self._ready = 0
@@ -203,3 +188,36 @@ class AudioSource:
             f"the audio file is damaged: its decoder ended by {name}; convert it to plain WAV",
             param="file",
         )
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise BlobMissing(
+            f"the audio file can not be read here ({error.strerror}); send it again"
+        ) from error
+
+
+def _started(file: BinaryIO, skip_samples: int, longest_s: float) -> subprocess.Popen[bytes]:
+    """The process that decodes a file."""
+    command = (
+        *(sys.executable, "-P", "-m", "agent.worker.audio_process"),
+        *("--parent-pid", str(os.getpid())),
+        *("--skip-samples", str(skip_samples)),
+        *("--longest-s", str(longest_s)),
+    )
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=file,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,  # `select` knows nothing of a buffer.
+            env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        )
+    except OSError as error:
+        raise Internal(
+            f"no process can be started that decodes the audio ({error.strerror}); look at the "
+            "limits of processes and memory on this node, and ask again"
+        ) from error

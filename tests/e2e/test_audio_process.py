@@ -97,6 +97,19 @@ def test_errors_come_with_their_figures(tmp_path: Path) -> None:
         AudioSource(tmp_path / "none")
 
 
+def test_a_machine_without_room_for_the_process_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_sound(tmp_path / "a.wav", tone(1.0))
+    # A size that no pipe can have: it is one of the usual size then.
+    monkeypatch.setattr(audio_source, "_AHEAD_BYTES", -1)
+    with source(file) as opened:
+        assert len(whole(opened)) == 16_000
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    with pytest.raises(Internal, match="no process can be started .No such file"):
+        AudioSource(file)
+
+
 def test_closing_ends_the_process(tmp_path: Path) -> None:
     with source(write_sound(tmp_path / "a.wav", tone(90.0))) as opened:
         fill(opened, 16_000)
