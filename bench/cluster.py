@@ -33,6 +33,9 @@ class Cluster(Closing):
         lanes: lanes of each worker.
         nodes: agents on this machine.
         settings: further environment of all processes (`SUPERFLUID_<SECTION>_<KEY>`).
+
+    Attributes:
+        names: of the agents that are started with it.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class Cluster(Closing):
             "SUPERFLUID_WORKER_DEVICE": "cpu",
             **settings,
         }
-        self._nodes = nodes
+        self.names = [f"node-{number}" for number in range(1, nodes + 1)]
 
     def __enter__(self) -> Self:
         try:
@@ -65,8 +68,8 @@ class Cluster(Closing):
             self.start_head()
             self.client = self.connect()
             self._clients.callback(lambda: self.client.close())
-            for number in range(1, self._nodes + 1):
-                self.start_node(f"node-{number}")
+            for name in self.names:
+                self.start_node(name)
             self.wait_ready()
         except BaseException:
             self.close()
@@ -171,7 +174,7 @@ class Cluster(Closing):
         until = time.monotonic() + START_LIMIT_S
         while True:
             found = [m for m in self.client.models() if m["name"] == self.model]
-            if found and found[0]["ready"] and len(found[0]["nodes"]) == self._nodes:
+            if found and found[0]["ready"] and len(found[0]["nodes"]) == len(self.names):
                 return
             self._check_alive(until)
             time.sleep(0.05)

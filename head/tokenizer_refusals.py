@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from bus.errors import NoNode, SuperfluidError, TokenizerUnavailable
 from bus.ids import ModelName, NodeIdentity
 from head.fleet import Fleet
+from head.fleet_node import Node
 from head.kept_tokenizers import LIMIT, TokenizerKey
 
 #: When what failed for now may be asked again.
@@ -22,7 +23,7 @@ def not_fetched(
         failures: what kept nodes that are up from giving it.
         adopted: how many fetched tokenizers are in use.
     """
-    having = [node for node in fleet.nodes if model in node.models]
+    having = [node for node in fleet.nodes if model in node.models or _has_stage(node, model)]
     ready = sorted(node.identity for node in having if node.view(model).serving is not None)
     command = f"sfctl model import FILE --name {model}"
     if failures:
@@ -90,3 +91,9 @@ def takes_long(model: ModelName) -> TokenizerUnavailable:
         "it; it goes on: ask again, or look at the nodes with: sfctl node ls",
         retry_after_ms=RETRY_AFTER_MS,
     )
+
+
+def _has_stage(node: Node, model: ModelName) -> bool:
+    """Whether a node has layers of a model, under another name."""
+    stages = (status.stage for status in node.models.values())
+    return any(stage is not None and stage.model == model for stage in stages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import msgpack
@@ -10,6 +11,7 @@ import pytest
 from bus.capabilities import CAPABILITIES, JOBS
 from bus.messages.link import GenerateReq
 from bus.messages.link_jobs import JobCancel, JobEnd, JobPart
+from bus.messages.parts import StageStatus
 from bus.messages.text import TextFailed
 from bus.text.tokenizer_export import export_parts
 from tests.harness.fetch_bench import FILES, KEY, FetchBench, status
@@ -133,3 +135,17 @@ def test_nodes_of_an_older_version_are_named(bench: FetchBench) -> None:
     bench.give(3, bench.starts(3)[0])
     bench.ask_for(b"s")
     assert sum(len(bench.on(link, GenerateReq)) for link in (1, 2, 3)) == 1
+
+
+def test_of_a_model_whose_last_stage_nobody_has_it_is_said_who_has_which_layers(
+    bench: FetchBench,
+) -> None:
+    stage = StageStatus(
+        model=TOY, whole="w", index=0, stages=2, first=0, end=1, layers=2, hidden=64
+    )
+    bench.serve(1, "n1", replace(status("toy.1of2"), kind="stage", stage=stage))
+    bench.wait(10.0)
+    bench.ask_for(b"r")
+    error = bench.error(b"r")
+    assert error["code"] == "no_node"
+    assert "n1: has only layers 0-0 of 2 of toy" in error["message"]
