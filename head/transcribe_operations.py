@@ -13,6 +13,7 @@ from bus.errors import (
     SuperfluidError,
     TokenizerUnavailable,
 )
+from bus.ids import ModelName
 from bus.messages.api import QOS_CLASSES
 from bus.messages.job_bodies import (
     TRANSCRIBE,
@@ -22,6 +23,7 @@ from bus.messages.job_bodies import (
     pack_body,
     unpack_body,
 )
+from bus.messages.parts import BlobRef
 from bus.messages.transcripts import SegmentsEvent, TranscribeRequest, TranscriptEnd
 from head.job_requests import DONE, JobRequests
 from head.jobs import JobDone, JobSpec
@@ -39,25 +41,14 @@ class TranscribeOperations:
 
     def transcribe(self, request: ApiRequest, now: float) -> None:
         asked = from_map(TranscribeRequest, request.body)
-        # Of a tokenizer the head needs nothing here.
-        with suppress(TokenizerUnavailable):
-            self._core.texts.check(asked.model)
-        kind = self._core.texts.kind(asked.model)
-        if kind and kind != TRANSCRIBER:
-            raise hears_nothing(asked.model, kind)
-        check_hash(asked.sha256)
-        try:
-            files = self._core.uploads.find((asked.sha256,))
-        except BlobMissing as error:
-            error.param = "sha256"
-            raise
+        self._check_model(asked.model)
         windows = _Windows(TranscribeBody(language=asked.language, from_s=asked.from_s))
         spec = JobSpec(
             model=asked.model,
             kind=TRANSCRIBE,
             body=pack_body(windows.body),
             client=request.client,
-            blobs=files,
+            blobs=self._file(asked.sha256),
             qos=QOS_CLASSES[asked.qos],
             resume=windows.resume,
         )
@@ -81,6 +72,23 @@ class TranscribeOperations:
             self._core.texts.when_described(asked.model, begin, now, client=request.client)
         except SuperfluidError as error:
             begin(error, now)
+
+    def _check_model(self, model: ModelName) -> None:
+        """Refuse a model that is known to be none, or no transcriber."""
+        # Of a tokenizer the head needs nothing here.
+        with suppress(TokenizerUnavailable):
+            self._core.texts.check(model)
+        kind = self._core.texts.kind(model)
+        if kind and kind != TRANSCRIBER:
+            raise hears_nothing(model, kind)
+
+    def _file(self, sha256: bytes) -> tuple[BlobRef, ...]:
+        check_hash(sha256)
+        try:
+            return self._core.uploads.find((sha256,))
+        except BlobMissing as error:
+            error.param = "sha256"
+            raise
 
 
 #: Models tell times in steps of so much.

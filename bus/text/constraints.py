@@ -64,7 +64,7 @@ _PLAIN_ERRORS = {
     "too many expressions": "it is too large; use smaller repetitions in it",
     "Too many items": "it can be read in too many ways at once; make it less ambiguous",
 }
-#: Characters inside brackets of a regular expression, as a person would nest them.
+#: Brackets open at once in a regular expression or a grammar: more than a person would write.
 _MAX_NESTING = 100
 #: Bounds of a repetition that are refused; the engine unrolls it, and masks become slow.
 _MANY_REPEATS = re.compile(r"\{\d*,?\d{6,}\}")
@@ -118,7 +118,17 @@ def make_tokenizer(model: TextModel, vocab: int = 0) -> LLTokenizer:
     except Exception as error:
         # The engine's kinds of errors are not told apart; any of them means the same here.
         raise ModelIncomplete(f"{unusable} ({error})") from error
-    hidden, ends = prefix.encode(), frozenset(model.eos)
+    _check_tokens(model, made, prefix.encode())
+    return made
+
+
+def _check_tokens(model: TextModel, made: LLTokenizer, hidden: bytes) -> None:
+    """See that each token is to the engine what it is to us.
+
+    Args:
+        hidden: what texts that the engine is not to write begin with.
+    """
+    ends = frozenset(model.eos)
     for token, text in enumerate(model.vocabulary):
         theirs = made.decode_bytes([token])
         # Without text there, or with a hidden one, it is never allowed.
@@ -131,7 +141,6 @@ def make_tokenizer(model: TextModel, vocab: int = 0) -> LLTokenizer:
                 f"it {'ends a text' if token in ends else f'adds {text!r} to the text'}; use "
                 "another model",
             )
-    return made
 
 
 def check_constraint(

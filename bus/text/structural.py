@@ -181,7 +181,8 @@ def _checked(spec: Json) -> tuple[dict[str, bool], list[Mapping[str, Json]]]:
         raise refused("structural", "it should be a JSON object with tags")
     unknown = sorted(spec.keys() - _KEYS)
     if unknown:
-        raise refused("structural", f"{unknown[0]!r} is not known; known: tags, flags by name")
+        known = ", ".join(sorted(_KEYS))
+        raise refused("structural", f"{unknown[0][:60]!r} is not known; known are {known}")
     flags = {name: spec.get(name, False) for name in _FLAGS}
     for name, value in flags.items():
         if not isinstance(value, bool):
