@@ -67,7 +67,7 @@ _PLAIN_ERRORS = {
 #: Brackets open at once in a regular expression or a grammar: more than a person would write.
 _MAX_NESTING = 100
 #: Bounds of a repetition that are refused; the engine unrolls it, and masks become slow.
-_MANY_REPEATS = re.compile(r"\{\d*,?\d{6,}\}")
+_MANY_REPEATS = re.compile(r"\{(?:\d*,)?\d{6,}(?:,\d*)?\}")
 
 
 def limits() -> LLParserLimits:

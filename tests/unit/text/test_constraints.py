@@ -107,6 +107,8 @@ PRIMES = (7, 11, 13, 17, 19, 23)
         ("regex", "(" * 10_000, "100 deep"),
         ("regex", "[ab]*a[ab]{13}", ""),
         ("regex", "a{100000}", "less than 100000"),
+        ("regex", "a{100000,}", "less than 100000"),
+        ("regex", "a{2,100000}", "less than 100000"),
         ("regex", "((a{1000}){1000}){1000}", "too long"),
         ("lark", "start: " + "(" * 10_000, "100 deep"),
         ("lark", 'start: start start | "a"', ""),
