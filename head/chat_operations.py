@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import msgpack
-
 from bus.api_maps import from_map
-from bus.errors import Invalid, NotFound, TooLarge
+from bus.errors import Invalid, NotFound
 from bus.messages.api import SessionRequest
 from bus.messages.chat import ChatOptions, ChatRequest, SessionChatRequest
-from bus.messages.text import MAX_OPTIONS_BYTES, RenderChat
 from head.answer_operations import LOCAL_OWNER, AnswerOperations, of_session, one_choice
 from head.answer_readers import names_of_calls
 from head.answers import Answer
 from head.chat_request import ChatPlan, chat_plan
 from head.chat_turns import lack_calls, messages_behind, newest_in, with_calls
 from head.operation import ApiRequest, Core
+from head.render_job import render_job
 from head.sessions import Session
-from head.texts import MakeJob
 
 
 class ChatOperations:
@@ -34,7 +31,10 @@ class ChatOperations:
         asked = from_map(ChatRequest, one_choice(request.body))
         plan = self._checked(asked)
         make_job, size_bytes = render_job(
-            asked, asked.messages, plan, continue_final=asked.continue_final
+            asked.messages,
+            asked.template,
+            plan.packed_tools,
+            continue_final=asked.continue_final,
         )
         answer = self._answers.open_answer(request, asked, now)
         if answer is not None:
@@ -53,7 +53,9 @@ class ChatOperations:
         made.find_idle(LOCAL_OWNER, asked.session)
         begun = len(session.context) > 0
         messages = self._behind(session, asked.messages) if begun else asked.messages
-        make_job, size_bytes = render_job(asked, messages, plan, after_answer=begun)
+        make_job, size_bytes = render_job(
+            messages, asked.template, plan.packed_tools, after_answer=begun
+        )
         answer = self._answers.new_answer(request, asked, now, session.id)
         behind = len(messages) - len(asked.messages)
         admission = self._answers.admission(
@@ -95,43 +97,3 @@ class ChatOperations:
             raise Invalid("messages is empty; give at least one message", param="messages")
         self._core.media.check_chat(asked.model, asked.messages)
         return chat_plan(asked)
-
-
-def render_job(
-    asked: ChatOptions,
-    messages: Sequence[Mapping[str, Any]],
-    plan: ChatPlan,
-    *,
-    after_answer: bool = False,
-    continue_final: bool = False,
-) -> tuple[MakeJob, int]:
-    """What makes the job that renders messages, and how many bytes of text it has.
-
-    Args:
-        messages: to be rendered.
-        after_answer: only what follows the last answer among them is wanted.
-        continue_final: the answer goes on with the last of them.
-
-    Raises:
-        TooLarge: there are too many template variables.
-    """
-    packed, tools = msgpack.packb(list(messages)), plan.packed_tools
-    options = msgpack.packb(asked.template or {})
-    if len(options) > MAX_OPTIONS_BYTES:
-        raise TooLarge(
-            f"template has {len(options)} bytes; at most {MAX_OPTIONS_BYTES} are taken",
-            param="template",
-        )
-
-    def make_job(job: int, folder: str) -> object:
-        return RenderChat(
-            job=job,
-            folder=folder,
-            messages=packed,
-            options=options,
-            tools=tools,
-            after_answer=after_answer,
-            continue_final=continue_final,
-        )
-
-    return make_job, len(packed) + len(tools)

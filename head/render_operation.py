@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgpack
-
 from bus.api_maps import from_map
-from bus.errors import Internal, SuperfluidError, TooLarge
+from bus.errors import Internal, SuperfluidError
 from bus.ids import unpack_ids
 from bus.messages.chat import RenderRequest
-from bus.messages.text import MAX_OPTIONS_BYTES, Encoded, RenderChat
+from bus.messages.text import Encoded
 from head.operation import ApiRequest, Core
+from head.render_job import render_job
 from head.tool_definitions import pack_tools, read_tools
 
 
@@ -25,24 +24,13 @@ class RenderOperation:
         """Answer with a chat's prompt."""
         asked = from_map(RenderRequest, request.body)
         self._core.media.check_chat(asked.model, asked.messages)
-        messages, options = msgpack.packb(list(asked.messages)), msgpack.packb(asked.template or {})
-        tools = pack_tools(read_tools(asked.tools))
-        if len(options) > MAX_OPTIONS_BYTES:
-            raise TooLarge(
-                f"template has {len(options)} bytes; at most {MAX_OPTIONS_BYTES} are taken",
-                param="template",
-            )
-
-        def job(number: int, folder: str) -> object:
-            return RenderChat(
-                job=number,
-                folder=folder,
-                messages=messages,
-                options=options,
-                tools=tools,
-                add_generation_prompt=asked.add_generation_prompt,
-                continue_final=asked.continue_final,
-            )
+        make_job, size_bytes = render_job(
+            asked.messages,
+            asked.template,
+            pack_tools(read_tools(asked.tools)),
+            add_generation_prompt=asked.add_generation_prompt,
+            continue_final=asked.continue_final,
+        )
 
         def then(reply: object, now: float) -> None:
             if isinstance(reply, Encoded):
@@ -53,10 +41,10 @@ class RenderOperation:
 
         self._core.texts.submit(
             asked.model,
-            job,
+            make_job,
             then,
             client=request.client,
-            size_bytes=len(messages) + len(tools),
+            size_bytes=size_bytes,
             until_gone=True,
         )
 

@@ -48,6 +48,19 @@ def test_what_its_keys_do(bench: ChatBench, tmp_path: Path) -> None:
     assert render(thinking)["opened"] == "<think>\n"
 
 
+def test_messages_that_are_longer_here_than_on_their_way(bench: ChatBench) -> None:
+    """Numbers of four bytes take eight more than a text process reads."""
+    numbers = b"\xdd" + (1 << 20).to_bytes(4, "big") + b"\xca\x3f\xc0\0\0" * (1 << 20)
+    body = msgpack.packb({"op": "render", "id": b"r", "model": TOY, "messages": [HELLO]})
+    whole = body.replace(
+        msgpack.packb(HELLO), b"\x83" + msgpack.packb(HELLO)[1:] + b"\xa1x" + numbers
+    )
+    bench.core.client_request(CLIENT, [MARK, whole], bench.now)
+    bench.settle()
+    error = bench.replies[-1]["error"]
+    assert (error["code"], error["param"]) == ("too_large", "messages")
+
+
 @pytest.mark.parametrize(
     ("body", "code", "param"),
     [
