@@ -29,6 +29,8 @@ MAX_TOKEN_BYTES = 4096
 MAX_VOCABULARY = 1 << 21
 MAX_VOCABULARY_BYTES = 64 * 1024 * 1024
 MAX_SPECIAL = 1 << 20
+#: Ids that end a text.
+MAX_ENDS = 256
 
 FolderPath = Annotated[str, MaxBytes(4096)]
 Document = Annotated[str, MaxBytes(MAX_TEXT_BYTES)]
@@ -139,14 +141,14 @@ class TokenizerFacts:
 
     `special` lists ids that are control tokens, and `special_texts` how each of them is written:
     an answer's reasoning and calls may be marked by some. `bos` is None when the model has none.
-    `kind` is `decoder`, or `encoder` for a model that makes vectors and no text. `longest` is the
-    most bytes of a text that one token can stand for; 0 when there is no such number.
+    `kind` is that of the model (head/model_kinds.py). `longest` is the most bytes of a text that
+    one token can stand for; 0 when there is no such number.
     """
 
     job: int
     special: Annotated[tuple[U32, ...], MaxItems(MAX_SPECIAL)]
     bos: int | None
-    eos: Annotated[tuple[U32, ...], MaxItems(256)]
+    eos: Annotated[tuple[U32, ...], MaxItems(MAX_ENDS)]
     digest: int
     has_template: bool
     kind: Name = "decoder"

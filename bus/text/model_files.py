@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from bus.errors import ModelIncomplete, NotFound
+from bus.ids import U32_MAX
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -92,7 +93,7 @@ def read_model_files(folder: Path) -> ModelFiles:
         tokenizer=tokenizer,
         named_tokens=dict(_named_tokens(config)),
         eos_ids=tuple(sorted({token for _, token in _eos_ids(folder)})),
-        bos_id=record.get("bos_id") if _is_id(record.get("bos_id")) else None,
+        bos_id=record.get("bos_id") if is_id(record.get("bos_id")) else None,
         add_bos=add_bos if isinstance(add_bos, bool) else None,
         template=_template(folder / CHAT_TEMPLATE, config),
         named_templates=named_templates(folder, config),
@@ -157,12 +158,13 @@ def _eos_ids(folder: Path) -> Iterator[tuple[str, int]]:
             values = values.get(part) or {}
         ids = values.get(key) if isinstance(values, dict) else None
         for token in ids if isinstance(ids, list) else [ids]:
-            if _is_id(token):
+            if is_id(token):
                 yield name, token
 
 
-def _is_id(value: object) -> TypeGuard[int]:
-    return type(value) is int and value >= 0
+def is_id(value: object) -> TypeGuard[int]:
+    """Whether a value of a file can be a token's id."""
+    return type(value) is int and 0 <= value <= U32_MAX
 
 
 def _template(file: Path, config: Mapping[str, Any]) -> str | None:

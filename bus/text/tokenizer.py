@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bus.errors import Invalid, ModelIncomplete
+from bus.messages.text import MAX_ENDS
 from bus.text.control_pieces import without_control_pieces
 from bus.text.detokenizer import Detokenizer
 from bus.text.encodings import Encodings
@@ -34,6 +35,9 @@ class TextModel:
     Args:
         files: what was read.
         encodings: ids of earlier texts, where they are kept.
+
+    Raises:
+        ModelIncomplete: the tokenizer can not be read, or has more ends than a head takes.
     """
 
     def __init__(self, files: ModelFiles, encodings: Encodings | None = None) -> None:
@@ -55,8 +59,13 @@ class TextModel:
         }
         self.special = tuple(sorted(t for t, (_, special) in self._added.items() if special))
         self.bos = self._named_id("bos_token") if files.bos_id is None else files.bos_id
-        ends = {self._named_id("eos_token"), *files.eos_ids} - {None}
-        self.eos = tuple(sorted(token for token in ends if token is not None))
+        named = self._named_id("eos_token")
+        self.eos = tuple(sorted({*files.eos_ids, *([] if named is None else [named])}))
+        if len(self.eos) > MAX_ENDS:
+            raise ModelIncomplete(
+                f"the files of model {files.name} name {len(self.eos)} ids that end a text, and "
+                f"{MAX_ENDS} is the most; use another model"
+            )
 
     @classmethod
     def open(cls, folder: Path, encodings: Encodings | None = None) -> Self:

@@ -12,9 +12,10 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from bus.errors import ModelIncomplete, TokenizerUnavailable
+from bus.messages.text import MAX_ENDS
 from bus.text.model_files import (
     CHAT_TEMPLATE,
     DEFAULT_TEMPLATE,
@@ -22,6 +23,7 @@ from bus.text.model_files import (
     TEMPLATE_FOLDERS,
     TOKENIZER,
     TOKENIZER_CONFIG,
+    is_id,
     named_templates,
 )
 
@@ -30,8 +32,6 @@ MIB = 1024 * 1024
 _MAX_FACTS_SOURCE = 16 * MIB
 #: Of facts, which are few.
 _MAX_FACTS = 64 * 1024
-_MAX_ENDS = 256
-_MAX_ID = 2**32 - 1
 #: Kinds of models have short names.
 _MAX_KIND = 32
 #: Every file that may go, and its most bytes.
@@ -156,7 +156,7 @@ def _record_facts(found: Mapping[str, Any]) -> dict[str, Any]:
         facts["kind"] = kind
     if (ends := _ids(found.get("eos_ids"))) is not None:
         facts["eos_ids"] = ends
-    if _is_id(found.get("bos_id")):
+    if is_id(found.get("bos_id")):
         facts["bos_id"] = found["bos_id"]
     if isinstance(found.get("add_bos"), bool):
         facts["add_bos"] = found["add_bos"]
@@ -173,14 +173,10 @@ def _genai_facts(found: Mapping[str, Any]) -> dict[str, Any]:
     return {"model": _end_facts(model)} if isinstance(model, dict) else {}
 
 
-def _is_id(value: object) -> TypeGuard[int]:
-    return type(value) is int and 0 <= value <= _MAX_ID
-
-
 def _ids(value: object) -> list[int] | None:
     """End-of-sequence ids, one or a list; None where there are none."""
     values = value if isinstance(value, list) else [value]
-    return [each for each in values if _is_id(each)][:_MAX_ENDS] or None
+    return [each for each in values if is_id(each)][:MAX_ENDS] or None
 
 
 _FACTS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {

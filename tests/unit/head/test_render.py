@@ -49,7 +49,7 @@ def test_what_its_keys_do(bench: ChatBench, tmp_path: Path) -> None:
 
 
 def test_messages_that_are_longer_here_than_on_their_way(bench: ChatBench) -> None:
-    """Numbers of four bytes take eight more than a text process reads."""
+    """Numbers of four bytes become eight here, and then it is more than a text process reads."""
     numbers = b"\xdd" + (1 << 20).to_bytes(4, "big") + b"\xca\x3f\xc0\0\0" * (1 << 20)
     body = msgpack.packb({"op": "render", "id": b"r", "model": TOY, "messages": [HELLO]})
     whole = body.replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,17 @@ def test_ends_are_the_union_of_all_sources(tmp_path: Path) -> None:
     (folder / "genai_config.json").write_text('{"model": {"eos_token_id": 3}}')
     (folder / "config.json").write_text('{"eos_token_id": 2}')
     assert TextModel.open(folder).eos == (2, 3, 4)
+
+
+def test_more_ends_than_a_head_takes_are_an_incomplete_model(tmp_path: Path) -> None:
+    folder = text_folder(tmp_path, sentence_piece())
+    ids = [*range(100, 400), 2**32, 10**30]
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": ids[:255] + ids[-2:]}))
+    # With the one that has a name.
+    assert len(TextModel.open(folder).eos) == 256
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": ids}))
+    with pytest.raises(ModelIncomplete, match="name 301 ids that end a text, and 256 is the most"):
+        TextModel.open(folder)
 
 
 def test_special_tokens_that_can_be_none_are_passed_over(tmp_path: Path) -> None:
