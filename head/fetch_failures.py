@@ -15,6 +15,8 @@ from head.kept_tokenizers import TokenizerKey
 #: each further failure.
 FIRST_RETRY_S = 1.0
 MAX_RETRY_S = 60.0
+#: Failures that are known; beyond it the oldest are forgotten. Models are named by nodes.
+MAX_KEPT = 4096
 
 
 @dataclass(slots=True)
@@ -32,6 +34,7 @@ class FetchFailures:
     """Owned by the desk of tokenizers."""
 
     def __init__(self) -> None:
+        #: The one that failed last is last.
         self._failures: dict[tuple[ModelName, NodeIdentity], _Failure] = {}
 
     def add(
@@ -43,10 +46,12 @@ class FetchFailures:
         now: float,
     ) -> float:
         """A node failed once more; gives when it may be asked again."""
-        before = self._failures.get((key.model, node))
+        before = self._failures.pop((key.model, node), None)
         times = before.times + 1 if before is not None else 1
         again_s = now + min(FIRST_RETRY_S * 2.0 ** min(times - 1, 10), MAX_RETRY_S)
         self._failures[key.model, node] = _Failure(key, incarnation, error, again_s, times)
+        if len(self._failures) > MAX_KEPT:
+            del self._failures[next(iter(self._failures))]
         return again_s
 
     def remove(self, model: ModelName, node: NodeIdentity) -> None:
