@@ -24,7 +24,7 @@ _LEAST_RATE, _MOST_RATE = 4_000, 384_000
 _MOST_CHANNELS = 32
 _BLOCK_VALUES = 1 << 15
 #: Length of a chunk that a program wrote which did not know it.
-_UNKNOWN_LENGTHS = (0, 0xFFFFFFFF)
+_UNKNOWN_LENGTH = 0xFFFFFFFF
 #: What libsndfile says of a file that does not tell how long it is, as a FLAC from a pipe.
 _UNKNOWN_FRAMES = 2**63 - 1
 #: MP3 decoders leave out what they can not read; so much may be missing before the file is damaged.
@@ -99,11 +99,23 @@ def _check_chunks(descriptor: int) -> None:
         name, length = head[:4], int.from_bytes(head[4:], "little")
         if name == b"data":
             there = size - place - 8
-            if length not in _UNKNOWN_LENGTHS and length > there:
+            if length != _UNKNOWN_LENGTH and length > there:
                 raise _damaged(f"its data chunk has {there} bytes and should have {length}")
+            if not length and there and not _is_chunk(os.pread(descriptor, 8, place + 8), there):
+                # libsndfile would read none of it.
+                raise _damaged(f"its data chunk should be empty, and {there} bytes follow")
             return
         place += 8 + length + length % 2
     raise _damaged("it has no data chunk")
+
+
+def _is_chunk(head: bytes, there: int) -> bool:
+    """Whether a chunk may begin so, where so many bytes are left."""
+    return (
+        head[:4].isascii()
+        and head[:4].decode("ascii").isprintable()
+        and (int.from_bytes(head[4:], "little") + 8 <= there)
+    )
 
 
 def _check(file: soundfile.SoundFile, limits: AudioLimits) -> None:

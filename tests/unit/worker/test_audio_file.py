@@ -59,6 +59,19 @@ def test_a_wav_of_unknown_length_is_read_to_its_end(tmp_path: Path) -> None:
     assert len(read(tmp_path / "b.wav")) == 16_000
 
 
+def test_a_wav_whose_writer_was_stopped_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    """Its length was to be written at the end."""
+    raw = bytearray(write_sound(tmp_path / "a.wav", tone(1.0)).read_bytes())
+    place = raw.index(b"data")
+    raw[place + 4 : place + 8] = bytes(4)
+    (tmp_path / "b.wav").write_bytes(raw)
+    with pytest.raises(Invalid, match="data chunk should be empty, and 32000 bytes follow"):
+        read(tmp_path / "b.wav")
+    for behind in (b"", b"LIST" + struct.pack("<I", 4) + b"INFO"):
+        (tmp_path / "c.wav").write_bytes(raw[: place + 8] + behind)
+        assert len(read(tmp_path / "c.wav")) == 0
+
+
 def test_a_flac_of_unknown_length_is_read_to_its_end(tmp_path: Path) -> None:
     """As encoders write it to a pipe: the samples of the stream, 36 bits, are 0 (RFC 9639, 8.2)."""
     raw = bytearray(write_sound(tmp_path / "a.flac", tone(1.0)).read_bytes())
