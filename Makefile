@@ -34,8 +34,8 @@ STAMP_DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_FLAGS)
 
 .PHONY: help venv venv-dev demo stop test lint unit sim mutants wheel-check bench-engine bench-fleet \
-  bench-peers bench-gpu bench-strangers bench-bus bench-uploads chaos faults-long fuzz odd-requests \
-  constraints report-toolcalls report-wer clean
+  bench-peers bench-pipeline bench-gpu bench-strangers bench-bus bench-uploads chaos faults-long \
+  fuzz odd-requests constraints report-toolcalls report-wer clean
 
 help:
 	@echo "make demo          install, get a model, start one head and two nodes, ask it something"
@@ -53,6 +53,7 @@ help:
 	@echo "make bench-engine  tokens/s of the engine    make bench-fleet  the fleet against the engine"
 	@echo "make bench-fleet HEAD=1  the head alone, against nodes without models; QUICK=1: a tenth of it"
 	@echo "make bench-fleet SIM=1   placement in simulated fleets of 64 to 1,000 nodes, some minutes"
+	@echo "make bench-pipeline  a model over two nodes against the whole one: tokens/s, hops, bytes"
 	@echo "make bench-peers   build the runtimes for make bench-engine PEERS=1 to compare with"
 	@echo "make bench-gpu     check and measure a GPU in 8 minutes; results in GPU_JSON=$(GPU_JSON)"
 	@echo "make bench-bus     links against bare pyzmq  make bench-strangers  what attackers cost"
@@ -142,6 +143,9 @@ bench-strangers: $(STAMP_DEV)
 
 bench-bus: $(STAMP_DEV)
 	$(BIN)/python -m bench.bus
+
+bench-pipeline: $(STAMP_DEV)
+	@$(BIN)/python -m bench.pipeline
 
 bench-uploads: $(STAMP_DEV)
 	@$(BIN)/python -m bench.uploads
