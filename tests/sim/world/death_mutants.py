@@ -14,7 +14,7 @@ DEATHS = (
     ),
     Mutant(
         name="what_has_ended_killed_nobody",
-        target="head.failover:Failover._look_into",
+        target="head.failover:Failover._suspect",
         find="not is_all or not had <= ran.keys()",
         replace="False",
         profiles=("poison",),
