@@ -124,12 +124,16 @@ def test_what_is_over_its_limit_is_refused(values: list[Any]) -> None:
 def test_a_status_says_which_part_of_a_model_it_is_of() -> None:
     model = ModelStatus(name=ModelName("toy.1of2"), phase="ready", kind="stage", stage=STAGE)
     data = LINK.encode(NodeStatus(models=(model,)))
-    assert LINK.decode(data).models == (model,)
+    decoded = LINK.decode(data)
+    assert isinstance(decoded, NodeStatus)
+    assert decoded.models == (model,)
     (fields,) = msgpack.unpackb(data)[1]
     assert fields[-1] == ["toy", "w", 0, 2, 0, 15, 30, 576, "float16", "toy.1of2"]
     # A node of an earlier version says nothing of it, and an earlier head passes it over.
     older = msgpack.packb([24 | 0x40, [fields[:-1]]])
-    assert LINK.decode(older).models[0].stage is None
+    status = LINK.decode(older)
+    assert isinstance(status, NodeStatus)
+    assert status.models[0].stage is None
 
 
 def test_around_the_hidden_states_of_a_token_are_few_bytes() -> None:
