@@ -110,7 +110,7 @@ def whole_call(form: str) -> str:
         return CALLS.get(form, "")
     (tag,) = spec["tags"]
     call = f'{tag["begin"]}{{"a": "\u00fc STOP"}}{tag["end"]}'
-    return f'{spec.get("open", "")}{call}{spec.get("close", "")}'
+    return f"{spec.get('open', '')}{call}{spec.get('close', '')}"
 
 
 def joined(pieces: list[Pieces]) -> Pieces:
