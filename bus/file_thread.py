@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import threading
 from collections.abc import Callable
 
 from bus.closing import Closing
+from bus.log import EventLog
+
+log = EventLog(__name__)
 
 Work = Callable[[], None]
 Then = Callable[[OSError | None], None]
@@ -69,5 +73,9 @@ class FileThread(Closing):
                 work()
             except OSError as problem:
                 error = problem
+            except Exception as fault:  # noqa: BLE001 - whatever it is, it is told
+                # A thread that ended would leave all that comes later undone, without a word.
+                log.error("file_work_failed", thread=self._name, error=fault)
+                error = OSError(errno.EIO, f"a fault of superfluid, {type(fault).__name__}")
             self._done.put((then, error))
             os.eventfd_write(self._wake, 1)

@@ -49,6 +49,8 @@ __all__ = ["JobDesk", "JobDone", "JobSpec"]
 MAX_STARTS = 3
 #: Bytes of bodies of all jobs.
 MAX_BODIES_BYTES = 128 * 1024 * 1024
+#: Lines of models of which no job is known may stay while there are fewer lines than this.
+MAX_IDLE_LINES = 256
 #: Jobs that are looked at behind ones that no node takes now.
 LOOK_AHEAD = 64
 #: A node can not now, and may a moment later.
@@ -313,13 +315,16 @@ class JobDesk:
 
     def _line(self, model: ModelName) -> JobLine:
         if model not in self._lines:
+            if len(self._lines) >= MAX_IDLE_LINES:
+                used = {job.spec.model for job in self._jobs.values()}
+                self._lines = {name: self._lines[name] for name in used}
             self._lines[model] = JobLine(lambda: self.room.holds.of(model))
         return self._lines[model]
 
     def schedule(self, model: ModelName, now: float) -> None:
         """Begin what can begin of a model's jobs, in their turn."""
-        line = self._lines[model]
-        if not len(line) or self.room.is_none(model):
+        line = self._lines.get(model)
+        if not line or self.room.is_none(model):
             return
         while self._begin_some(line, now):
             pass

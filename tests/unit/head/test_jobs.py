@@ -15,6 +15,7 @@ from bus.messages.link_jobs import FIRST_PARTS, MAX_PART_BYTES
 from head.core import CorePolicy
 from head.job_kinds import JOB_KINDS, JobDone, JobKind
 from head.job_room import MAX_IN_FLIGHT
+from head.jobs import MAX_IDLE_LINES
 from head.runs import RunPolicy
 from head.waiting import WaitingPolicy
 from tests.harness.head_bench import CLIENT
@@ -441,3 +442,15 @@ def test_jobs_of_models_do_not_wait_for_each_other(bench: JobBench) -> None:
     assert [start.model for start in bench.starts(2)] == ["toy"]
     assert len(bench.starts(1)) == MAX_IN_FLIGHT
     assert bench.desk.counts() == {ENCODER: 1}
+
+
+def test_names_of_models_that_nobody_has_leave_nothing_behind(bench: JobBench) -> None:
+    kept = bench.submit(body=packed(inputs=[]))
+    for number in range(2 * MAX_IDLE_LINES):
+        other = bench.submit(model=ModelName(f"none-{number}"))
+        bench.desk.cancel(other, bench.now)
+    assert len(bench.desk._lines) <= MAX_IDLE_LINES
+    (start,) = bench.starts(1)
+    bench.part(1, start, 0)
+    bench.end(1, start, 1)
+    assert isinstance(bench.ends[kept], JobDone)
