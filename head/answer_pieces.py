@@ -206,7 +206,8 @@ class AnswerPieces:
     def _finish(self, *, cut: bool) -> Pieces:
         if self.stop:
             return Pieces()
-        last = self._splitter.finish(cut=cut)
+        # Whoever ended it at its only call cut what the same token began behind it.
+        last = self._splitter.finish(cut=cut or self.over)
         if self._matcher is None:
             return self._count(last)
         text = self._matcher.push(last.text)[0] + self._matcher.finish()

@@ -356,3 +356,26 @@ def test_the_first_tokens_of_min_tokens_are_no_stop() -> None:
     assert reader.until_stop(list(b"STOP, STOP it")) == 10
     assert reader.stop == "STOP"
     assert reader.finish(cut=False) == Pieces()
+
+
+def test_what_a_token_begins_behind_the_only_call_is_no_text() -> None:
+    call = (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.now:0"
+        "<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    )
+    known = Described(
+        job=0,
+        vocabulary=(*(bytes([byte]) for byte in range(256)), b"><"),
+        special=(),
+        special_texts=(),
+        bos=None,
+        eos=(),
+        digest=1,
+        has_template=True,
+    )
+    channels = Channels(form="kimi-k2", tools=({"name": "now"},), parallel=False, only_calls=True)
+    reader = AnswerPieces(known, channels, "s-1/1")
+    ids = [*call[:-1].encode(), 256]  # The last one has the end of the call, and a "<".
+    assert reader.until_stop(ids) == len(ids)
+    assert reader.calls == 1
+    assert not reader.finish(cut=False)
