@@ -36,7 +36,8 @@ from bus.text.panics import panics_as
 from bus.text.schema_ends import has_value
 from bus.text.schema_limits import SchemaRefused
 from bus.text.schema_source import parse_json
-from bus.text.structural import in_tag, structural_grammar, tags_alone
+from bus.text.structural import in_tag, structural_grammar, tags_alone, texts_alone
+from bus.text.tag_ends import check_tag_ends
 from bus.text.tokenizer import TextModel
 
 #: One space, or a line's end and indentation: enough for compact and for indented JSON.
@@ -164,11 +165,32 @@ def check_constraint(
 def _check(tokenizer: LLTokenizer, constraint: Constraint, ends: frozenset[int]) -> None:
     try:
         probe(make_matcher(tokenizer, constraint), ends, constraint.kind)
+        if constraint.kind == "structural":
+            check_tag_ends(parse_json(constraint.source), _structural_matcher)
     except ConstraintInvalid as error:
         if constraint.kind != "structural" or _TAG in error.message:
             raise
+        _refuse_around(tokenizer, constraint, ends)
         _refuse_first_tag(tokenizer, constraint, ends)
         raise
+
+
+def _structural_matcher(tokenizer: LLTokenizer, source: str) -> LLMatcher:
+    return make_matcher(tokenizer, Constraint(kind="structural", source=source))
+
+
+def _refuse_around(tokenizer: LLTokenizer, constraint: Constraint, ends: frozenset[int]) -> None:
+    """Refuse what is around the tags, where that is what can not be honoured.
+
+    Raises:
+        ConstraintInvalid: with the key of the text, if it is one that has the fault by itself.
+    """
+    for key, source in texts_alone(constraint.source):
+        try:
+            probe(_structural_matcher(tokenizer, source), ends, constraint.kind)
+        except ConstraintInvalid as error:
+            message = error.message.replace("structural:", f"structural.{key}:", 1)
+            raise ConstraintInvalid(message, param=error.param) from None
 
 
 def _refuse_first_tag(tokenizer: LLTokenizer, constraint: Constraint, ends: frozenset[int]) -> None:

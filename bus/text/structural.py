@@ -104,13 +104,28 @@ def _around_tags(spec: Json, flags: Mapping[str, bool], begins: list[str]) -> It
 
 def tags_alone(source: str) -> Iterator[tuple[int, str]]:
     """The number of each tag of a source, with a source that has no other tag."""
+    spec = _parsed(source)
+    tags = spec.get("tags")
+    for number, tag in enumerate(tags if isinstance(tags, list) else ()):
+        yield number, json.dumps({**spec, "tags": [tag]})
+
+
+def texts_alone(source: str) -> Iterator[tuple[str, str]]:
+    """Each key of a text around the tags of a source, with a source that has no other fault."""
+    spec = _parsed(source)
+    for key in ("before", *_AROUND):
+        if key in spec:
+            tag = {"begin": "a", "regex": "a", "end": "a"}
+            yield key, json.dumps({"tags": [tag], "only_tags": True, key: spec[key]})
+
+
+def _parsed(source: str) -> Mapping[str, Json]:
+    """The object of a source; an empty one where it is none."""
     try:
         spec = json.loads(source)
     except (ValueError, RecursionError):
-        return
-    tags = spec.get("tags") if isinstance(spec, dict) else None
-    for number, tag in enumerate(tags if isinstance(tags, list) else ()):
-        yield number, json.dumps({**spec, "tags": [tag]})
+        return {}
+    return spec if isinstance(spec, dict) else {}
 
 
 @contextmanager

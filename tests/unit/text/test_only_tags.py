@@ -80,7 +80,11 @@ def test_a_text_before_free_text_with_tags() -> None:
     [
         ({**ONE, "before": ""}, "structural.before: it is empty"),
         ({**ONE, "before": 1}, "structural.before"),
-        ({**ONE, "open": "\ud800"}, "half a character"),
+        ({**ONE, "before": "\ud800"}, r"structural\.before: it has half a character"),
+        ({**ONE, "open": "\ud800"}, r"structural\.open: it has half a character"),
+        ({**ONE, "between": "\ud800"}, r"structural\.between: it has half a character"),
+        ({**ONE, "close": "\ud800"}, r"structural\.close: it has half a character"),
+        ({**ONE, "tags": [TAGS[0], {**TAGS[1], "end": "\ud800"}]}, r"structural\.tags\[1\]"),
         ({**ONE, "close": "a" * 300}, "structural.close"),
         ({**ONE, "between": ",", "close": ",]"}, "structural.close: it begins with between"),
         ({"tags": TAGS[:1], "between": ","}, "structural.between: it goes with only_tags"),
@@ -92,3 +96,35 @@ def test_a_text_before_free_text_with_tags() -> None:
 def test_what_is_no_such_constraint_is_refused(source: dict[str, Any], named: str) -> None:
     with pytest.raises(ConstraintInvalid, match=named):
         check_constraint(TOY, Constraint(kind="structural", source=json.dumps(source)), TOKENIZER)
+
+
+CODE = {"begin": "```python\n", "regex": "(?s:.*)", "end": "```"}
+NUMBER = {"begin": "<n>", "schema": {"type": "integer"}, "end": ""}
+DIGITS = {"begin": "<d>", "regex": "[0-9]+", "end": ""}
+WORD = {"begin": "<w>", "lark": "start: /[a-z]+/", "end": ""}
+
+
+@pytest.mark.parametrize(
+    ("more", "tag", "named"),
+    [
+        ({"open": "[", "close": "]"}, CODE, "close ']'"),
+        ({"close": "\nEND", "stop_after_first": True}, CODE, "close"),
+        ({"close": "0"}, NUMBER, "close '0'"),
+        ({"between": "0", "close": "."}, DIGITS, "between '0'"),
+        ({"close": "end"}, WORD, "close 'end'"),
+    ],
+)
+def test_a_tag_that_takes_what_should_follow_is_refused(
+    more: dict[str, Any], tag: dict[str, Any], named: str
+) -> None:
+    spec = {**ONE, **more, "tags": [TAGS[0], tag]}
+    with pytest.raises(ConstraintInvalid, match=rf"structural\.tags\[1\]: {named}"):
+        accepts(spec, "")
+
+
+def test_tags_that_can_end_are_held() -> None:
+    assert accepts({**ONE, "tags": [NUMBER], "between": ",", "close": "."}, "<n>-10,<n>3.")
+    assert accepts({**ONE, "tags": [DIGITS], "between": " ", "close": "."}, "<d>10 <d>3.")
+    assert accepts({**ONE, "tags": [WORD], "close": "0"}, "<w>ab0")
+    # Nothing has to follow, so the tag may go on for as long as the model likes.
+    assert accepts({**ONE, "tags": [CODE]}, "```python\nx```")
