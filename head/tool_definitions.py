@@ -47,7 +47,8 @@ def read_tools(tools: object, param: str = "tools", *, measured: bool = False) -
         measured: `check_size` took them.
 
     Raises:
-        Invalid: `param` names the place, such as `tools[1].function.name`.
+        Invalid: `param` names the place, such as `tools[1].function.name`; of an integer beyond
+            64 bits it names the tools.
         TooLarge: they are more than a prompt should have.
     """
     if tools is None:
@@ -60,7 +61,12 @@ def read_tools(tools: object, param: str = "tools", *, measured: bool = False) -
         check_size(tools, param)
     found = tuple(_tool(tool, f"{param}[{place}]") for place, tool in enumerate(tools))
     _refuse_duplicates(found, param)
-    _check_bytes(len(pack_tools(found)), param)
+    try:
+        packed = pack_tools(found)
+    except OverflowError:
+        why = "has an integer beyond 64 bits, which can not be sent; leave it out"
+        raise Invalid(f"{param} {why}", param=param) from None
+    _check_bytes(len(packed), param)
     return found
 
 

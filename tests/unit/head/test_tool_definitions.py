@@ -222,6 +222,15 @@ def test_a_param_has_128_bytes(parameters: Any, param: str) -> None:
     assert len(param.encode()) in range(126, 129)
 
 
+def test_an_integer_that_can_not_be_sent_is_refused() -> None:
+    wide = {"properties": {"n": {"enum": [2**64]}}}
+    with pytest.raises(Invalid, match="an integer beyond 64 bits") as caught:
+        read_tools([{"name": "f", "parameters": wide}], "functions")
+    assert caught.value.param == "functions"
+    wide["properties"]["n"]["enum"] = [2**64 - 1, -(2**63)]
+    assert read_tools([{"name": "f", "parameters": wide}])
+
+
 def test_a_tool_by_its_name() -> None:
     tools = read_tools([{"name": "f"}, {"name": "g"}])
     assert tool_named(tools, "g") is tools[1]
