@@ -16,9 +16,11 @@ The source of such a constraint is a JSON object:
 - `only_tags`: there is no free text. Between two tags is `between`, and the first and the last have
   `open` before them and `close` behind them; these are empty where they are not given, and neither
   of `between` and `close` begins with the other. Without `between` there are up to two line ends,
-  also behind the last tag.
+  also behind the last tag. A tag ends where no more of it can come, so what follows must not be
+  what it may go on with; see bus/text/tag_ends.py.
 - `before`: free text comes first, up to this text, which is not in it; all else is said of what
-  follows. Under `only_tags` up to two line ends may follow it.
+  follows. Under `only_tags` up to two line ends may follow it. As many as come are taken there
+  and between tags, so that an `open` or a `begin` that begins with one may find too few left.
 - `begin` and `end` are text, also where they look like control tokens; no `begin` is inside
   another, since a tag would open before the other could; under `only_tags` none begins with
   another.
