@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,9 +75,3 @@ class HopClocks:
     def link_bytes(self, agent: int) -> list[int]:
         """Bytes of every large message that an agent sent to its head, sealed and framed."""
         return [each.length + ZMTP_BYTES for each in self.passed(agent) if each.sent]
-
-
-def median_of(numbers: Iterable[float]) -> float:
-    """The middle one, the higher of two."""
-    ordered = sorted(numbers)
-    return ordered[len(ordered) // 2]

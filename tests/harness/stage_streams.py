@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from bench.stage_cluster import StageCluster
@@ -32,9 +33,9 @@ def ask(cluster: Any, number: int, tokens: int) -> Call:
     return call
 
 
-def answers(cluster: Any, tokens: int) -> list[Answer]:
-    """Of all streams at once, when nothing happens to them."""
-    calls = [ask(cluster, number, tokens) for number in range(STREAMS)]
+def answers(cluster: Any, tokens: int, numbers: Iterable[int] = range(STREAMS)) -> list[Answer]:
+    """Of several streams at once, when nothing happens to them."""
+    calls = [ask(cluster, number, tokens) for number in numbers]
     return [call.result() for call in calls]
 
 
@@ -45,12 +46,14 @@ def alike(one: Answer, other: Answer) -> bool:
 
 
 class Streams:
-    """Eight streams at once, of which each has begun."""
+    """Streams at once, of which each has begun."""
 
-    def __init__(self, cluster: StageCluster, tokens: int) -> None:
+    def __init__(
+        self, cluster: StageCluster, tokens: int, numbers: Iterable[int] = range(STREAMS)
+    ) -> None:
         self._cluster = cluster
         self.moved = 0
-        self._calls = [ask(cluster, number, tokens) for number in range(STREAMS)]
+        self._calls = [ask(cluster, number, tokens) for number in numbers]
         for call in self._calls:
             self._read(call, BEGUN)
 
