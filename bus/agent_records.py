@@ -162,7 +162,7 @@ class Generation:
     cached: int = 0
 
     def __post_init__(self) -> None:
-        self.window = EventWindow(self.request.sampling.record_bytes)
+        self.window = EventWindow(self.request.sampling.record_bytes, self.request.unread)
 
     @property
     def generation(self) -> GenerationId:

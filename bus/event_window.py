@@ -19,6 +19,9 @@ WINDOW_BYTES = 256 * 1024
 #: Pause at three quarters of a limit, resume below half of it.
 PAUSE_AT = 0.75
 RESUME_BELOW = 0.5
+#: Tokens that a generation may make however far its readers are behind: more than what shows that
+#: it is past the place at which a worker died (head/suspects.py).
+LEAST_ROOM = 32
 #: What a finish counts for beside its message: numbers and names of bounded length.
 FINISH_BYTES = 128
 
@@ -40,12 +43,24 @@ class EventWindow:
 
     Args:
         record_bytes: of each token's log-probabilities; 0 for none.
+        unread: tokens before its first one that readers are yet to take. They fill the window, but
+            for its least room, until something of the generation is acknowledged.
     """
 
-    __slots__ = ("_ids", "_logprobs", "_record_bytes", "committed", "finish", "paused", "tokens")
+    __slots__ = (
+        "_ids",
+        "_logprobs",
+        "_record_bytes",
+        "_unread",
+        "committed",
+        "finish",
+        "paused",
+        "tokens",
+    )
 
-    def __init__(self, record_bytes: int = 0) -> None:
+    def __init__(self, record_bytes: int = 0, unread: int = 0) -> None:
         self._record_bytes = record_bytes
+        self._unread = min(unread, round(WINDOW_EVENTS * PAUSE_AT) - LEAST_ROOM)
         self._ids = bytearray()
         self._logprobs = bytearray()
         #: Events below this number are durable on the head.
@@ -93,6 +108,7 @@ class EventWindow:
         del self._ids[: 4 * kept_from]
         del self._logprobs[: self._record_bytes * kept_from]
         self.committed = committed
+        self._unread = 0
 
     def retained(self) -> Retained:
         """What is not acknowledged."""
@@ -109,7 +125,7 @@ class EventWindow:
         return kept + FINISH_BYTES + len(self.finish.message.encode()) + len(self.finish.stop)
 
     def _fill(self) -> float:
-        events = self.next_seq - self.committed
+        events = self._unread + self.next_seq - self.committed
         return max(events / WINDOW_EVENTS, self.retained_bytes / WINDOW_BYTES)
 
     def wants_pause(self) -> bool:

@@ -81,6 +81,7 @@ class GenerationPlan:
     exact: bool
     blobs: tuple[BlobRef, ...] = ()
     media: tuple[MediaRef, ...] = ()
+    unread: int = 0
 
 
 class HeadSession:
@@ -210,6 +211,7 @@ class HeadSession:
             exact=plan.exact,
             blobs=plan.blobs,
             media=plan.media,
+            unread=plan.unread,
         )
 
     def resume(self, generation: GenerationId, next_seq: int) -> None:

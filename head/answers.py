@@ -178,6 +178,13 @@ class Answer:
         readers = self.subscriptions
         return self.pause_when_slow and bool(readers) and all(r.is_behind for r in readers)
 
+    @property
+    def unread(self) -> int:
+        """Tokens that none of the readers has that its node is to wait for; 0 when it is not to."""
+        if not self.is_held_back:
+            return 0
+        return len(self.tokens) - max(reader.offset for reader in self.subscriptions)
+
     def budget_left_ms(self, now: float) -> int:
         """What is unused of the wall budget, at least 1; 0 when it has none."""
         if not self.wall_ms:

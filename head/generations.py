@@ -179,6 +179,7 @@ class Generations:
             exact=answer.exact,
             blobs=answer.blobs,
             media=answer.media,
+            unread=answer.unread,
         )
 
     def _announce(self, answer: Answer, session: Session, placed: Placed) -> None:

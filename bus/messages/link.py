@@ -281,6 +281,8 @@ class GenerateReq(CommandRef):
     blobs: Annotated[tuple[BlobRef, ...], MaxItems(64)] = ()
     #: Which tokens of the prompt stand for which of `blobs`.
     media: Annotated[tuple[MediaRef, ...], MaxItems(MAX_MEDIA)] = ()
+    #: How far the answer is ahead already of the readers that it is to wait for.
+    unread: U32 = 0
 
 
 @LINK.message(tag=20, priority=2)

@@ -62,6 +62,27 @@ def test_lane_is_not_held_for_ever_by_a_reader_who_takes_nothing() -> None:
     assert stream.tokens == expected_tokens(pack_ids(b"slow"), MANY)
 
 
+def test_a_slow_reader_is_waited_for_wherever_its_answer_moves() -> None:
+    fleet, stream = slow_reader(pause_when_slow=True)
+    before = kept(fleet)
+    for moves in (1, 2, 3):
+        fleet.nodes[0].kill_worker()
+        fleet.run(30.0)
+        # At each worker it makes what shows that this one bears it, and a step until it pauses.
+        assert 32 * moves <= kept(fleet) - before <= 34 * moves
+    more(fleet, stream)
+    fleet.finish(stream)
+    assert stream.tokens == expected_tokens(pack_ids(b"slow"), MANY)
+
+
+def test_a_reader_who_takes_all_is_not_waited_for_where_its_answer_moves() -> None:
+    fleet, stream = slow_reader(pause_when_slow=True)
+    fleet.nodes[0].kill_worker()
+    more(fleet, stream)
+    fleet.finish(stream)
+    assert stream.tokens == expected_tokens(pack_ids(b"slow"), MANY)
+
+
 def test_a_reader_who_takes_a_little_now_and_then_is_waited_for() -> None:
     fleet, stream = slow_reader(pause_when_slow=True)
     for _ in range(2):

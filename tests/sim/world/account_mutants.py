@@ -158,6 +158,20 @@ ACCOUNTS = (
         profiles=("wide-window",),
     ),
     Mutant(
+        name="what_is_unread_is_forgotten_in_a_move",
+        target="head.generations:Generations._plan",
+        find="unread=answer.unread",
+        replace="unread=0",
+        profiles=("slow-readers",),
+    ),
+    Mutant(
+        name="nodes_know_of_nothing_unread",
+        target="bus.event_window:EventWindow._fill",
+        find="self._unread + self.next_seq",
+        replace="self.next_seq",
+        profiles=("slow-readers",),
+    ),
+    Mutant(
         name="suspicion_is_lost_on_restart",
         target="head.suspects:Suspicion.encode",
         find="if not (",

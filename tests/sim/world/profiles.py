@@ -256,7 +256,40 @@ VECTORS = Profile(
     faults={"cut": 3, "crash_side": 1},
     fault_every_s=(2.0, 4.0),
 )
-BY_NAME = {profile.name: profile for profile in (*PROFILES, DRIPS, ROLLING, QUEUES, VECTORS)}
+#: Long answers that move, whose readers take next to nothing. Not drawn.
+SLOW_READERS = Profile(
+    name="slow-readers",
+    calls=(2, 4),
+    tokens=(900, 2400),
+    bursts=(32, 64),
+    step_s=(0.1,),
+    lease_s=(20.0,),
+    keyed=0.0,
+    cancelled=0.0,
+    budgeted=0.0,
+    dropped=0.0,
+    small_credit=1.0,
+    faults={"crash_node": 1},
+    fault_every_s=(2.0, 4.0),
+    ends=False,
+)
+#: More jobs than nodes take at once, of which many stand still for their readers. Not drawn.
+HELD_JOBS = Profile(
+    name="held-jobs",
+    nodes=(1, 1),
+    jobs=1.0,
+    embeds=0.8,
+    texts=(16, 240, 300),
+    calls=(14, 20),
+    small_credit=0.5,
+    budgeted=0.0,
+    cancelled=0.1,
+    dropped=0.0,
+    faults={"cut": 1, "crash_side": 1},
+    fault_every_s=(6.0,),
+)
+NOT_DRAWN = (DRIPS, ROLLING, QUEUES, VECTORS, SLOW_READERS, HELD_JOBS)
+BY_NAME = {profile.name: profile for profile in (*PROFILES, *NOT_DRAWN)}
 
 
 def choose(seed: int, name: str | None = None) -> Profile:

@@ -62,6 +62,24 @@ def test_it_pauses_at_768_of_1024_events_and_resumes_below_512() -> None:
     assert not window.wants_resume()
 
 
+@pytest.mark.parametrize(("unread", "pauses_at"), [(0, 768), (700, 68), (736, 32), (5000, 32)])
+def test_what_readers_are_yet_to_take_fills_it_until_something_is_acknowledged(
+    unread: int, pauses_at: int
+) -> None:
+    window = EventWindow(unread=unread)
+    window.add(pack_ids(range(pauses_at - 1)), None)
+    assert not window.wants_pause()
+    window.add(pack_ids([0]), None)
+    assert window.wants_pause()
+    window.paused = True
+    window.acknowledge(pauses_at)
+    assert window.wants_resume()
+    window.add(pack_ids(range(511)), None)
+    assert window.wants_resume()
+    window.add(pack_ids([0]), None)
+    assert not window.wants_resume()
+
+
 def test_a_finished_generation_is_neither_paused_nor_resumed() -> None:
     window = EventWindow()
     window.add(pack_ids(range(1000)), DONE)
