@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.sim.world.mutation import Mutant
 
 JOB = ("jobs", "offices")
+CROWD = ("held-jobs",)
 
 DESK = (
     Mutant(
@@ -52,10 +53,24 @@ DESK = (
     Mutant(
         name="jobs_crowd_a_node",
         target="head.job_room:JobRoom.has",
-        find="node.jobs[job.spec.model] < MAX_IN_FLIGHT",
+        find="self.running(node, job.spec.model) < MAX_IN_FLIGHT",
         replace="True",
         also=(("head.job_room:JobRoom.is_none", ">= MAX_IN_FLIGHT", ">= 1 << 30"),),
         profiles=JOB,
+    ),
+    Mutant(
+        name="jobs_that_run_leave_their_place",
+        target="head.job_credit:JobCredit.grant",
+        find="if on.is_still:",
+        replace="if True:",
+        profiles=CROWD,
+    ),
+    Mutant(
+        name="jobs_that_went_on_leave_their_place",
+        target="head.job_holds:JobHolds.goes_on",
+        find="self._on[node, model] -= 1",
+        replace="pass",
+        profiles=CROWD,
     ),
     Mutant(
         name="jobs_begin_on_drained_nodes",
@@ -173,7 +188,7 @@ NODES = (
     Mutant(
         name="workers_go_on_for_nobody",
         target="agent.worker_jobs:WorkerJobs.cancelled",
-        find="if job.needs_worker and job.done is None:",
+        find="if job.at_worker:",
         replace="if False:",
         profiles=JOB,
     ),

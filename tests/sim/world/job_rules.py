@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from bus.messages.link_jobs import (
     WORKER_LOST,
     JobCancel,
     JobEnd,
+    JobMore,
     JobPart,
     JobStart,
 )
@@ -39,6 +39,15 @@ class _Try:
     start: JobStart
     node: str
     ask: JobAsk | None
+    #: Parts that came, and that may come.
+    parts: int = 0
+    allowed: int = FIRST_PARTS
+    has_stood_still: bool = False
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether all has come that may, since nobody takes it: it keeps no place on its node."""
+        return self.parts >= self.allowed
 
 
 class JobRules:
@@ -76,10 +85,14 @@ class JobRules:
                     self._begin(start, link)
                 case SendLink(message=JobCancel(job=job)):
                     self._tries.pop(job, None)
+                case SendLink(message=JobMore(job=job, parts=parts)):
+                    if (known := self._tries.get(job)) is not None:
+                        known.allowed = parts
                 case Reply(client=client, body=body):
                     self._reply(client, body)
                 case CloseLink(reason=reason) if "job" in reason:
                     raise Violation(f"the head closes a link: {reason}")
+        self._look_who_stands_still()
         for one in self._tries.values():
             if one.ask is not None and (one.ask.gone or one.ask.ended):
                 raise Violation(f"a job of {one.ask.plan.name} runs on for nobody")
@@ -102,9 +115,10 @@ class JobRules:
                 ask.starts, ask.losses = ask.starts + 1, ask.losses + 1
             return
         self._tries[start.job] = _Try(start, node, ask)
-        there = Counter((one.node, one.start.model) for one in self._tries.values())
-        if there[node, start.model] > MAX_IN_FLIGHT:
-            raise Violation(f"{node} has {there[node, start.model]} jobs of {start.model} at once")
+        self._look_who_stands_still()
+        running = self._running_on(node, start)
+        if running > MAX_IN_FLIGHT:
+            raise Violation(f"{node} has {running} jobs of {start.model} at once")
         asked = [one for one in self._tries.values() if one.ask is ask]
         if len(asked) > 1:
             raise Violation(f"{len(asked)} jobs run at once for {ask and ask.plan.name}")
@@ -123,6 +137,22 @@ class JobRules:
         if len(found) != 1 or found[0].ask is None:
             raise Violation(f"a job begins that nobody asked for: {start.kind}")
         return found[0].ask
+
+    def _running_on(self, node: str, start: JobStart) -> int:
+        """How many jobs keep a place of their model there, with one that begins now.
+
+        While its file was on its way, jobs may have gone on that had left it their place.
+        """
+        return sum(
+            not (one.has_stood_still if start.blobs else one.stands_still)
+            for one in self._tries.values()
+            if (one.node, one.start.model) == (node, start.model)
+        )
+
+    def _look_who_stands_still(self) -> None:
+        """At jobs whose nodes wait for leave, since nobody takes what came."""
+        for one in self._tries.values():
+            one.has_stood_still = one.has_stood_still or one.stands_still
 
     def _check_begin(self, ask: JobAsk, start: JobStart) -> None:
         """It is still wanted, and goes on behind what came."""
@@ -180,7 +210,9 @@ class JobRules:
             if one.ask is not None and message.code:
                 one.ask.losses += message.code == WORKER_LOST
                 self._record.count(f"job {message.code}")
-        elif one.ask is not None:
+            return
+        one.parts += 1
+        if one.ask is not None:
             self._part(one.ask, message)
 
     def _part(self, ask: JobAsk, part: JobPart) -> None:
