@@ -35,11 +35,16 @@ FOR_PEOPLE = {
 #: How long work took, by clocks that nobody sets: told, counted as busy time, or held to a limit.
 MEASURED = {
     "agent/worker/__main__.py": {"time.perf_counter"},
+    "agent/worker/driver.py": {"time.perf_counter"},
+    "agent/worker/driver_group.py": {"time.perf_counter"},
     "agent/worker/encoder_loop.py": {"time.perf_counter"},
+    "agent/worker/executor.py": {"time.perf_counter"},
     "agent/worker/grammar.py": {"time.thread_time"},
     "agent/worker/model_runner.py": {"time.perf_counter", "time.process_time"},
+    "agent/worker/stage_runner.py": {"time.perf_counter", "time.process_time"},
     "agent/worker/transcriber_loop.py": {"time.perf_counter"},
     "bus/text/constraints.py": {"time.thread_time"},
+    "bus/text/tag_ends.py": {"time.thread_time"},
     "head/store.py": {"time.monotonic"},
 }
 SETTABLE = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
