@@ -34,7 +34,7 @@ STAMP_DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_FLAGS)
 
 .PHONY: help venv venv-dev demo stop test lint unit sim mutants wheel-check bench-engine bench-fleet \
-  bench-peers bench-pipeline bench-gpu bench-strangers bench-bus bench-uploads chaos faults-long \
+  bench-peers bench-pipeline bench-gpu bench-strangers bench-bus bench-uploads chaos faults-long stages-long \
   fuzz odd-requests constraints report-toolcalls report-wer clean
 
 help:
@@ -60,6 +60,7 @@ help:
 	@echo "make bench-uploads files and long prompts beside streams: gaps, and how late heartbeats are"
 	@echo "make chaos         kill, stop, cut off real processes for MINUTES=5; end a fleet ENDS=100 times"
 	@echo "make faults-long   stopped agents with the times as they are, two minutes"
+	@echo "make stages-long   stages of Gemma with float activations against the whole model, three minutes"
 	@echo "make clean         remove $(VENV), caches and builds (not the models)"
 
 $(BIN)/python:
@@ -156,6 +157,9 @@ chaos: $(STAMP_DEV)
 # Stopped agents with the times as they are; the tests scale them. Some two minutes.
 faults-long: $(STAMP_DEV)
 	SUPERFLUID_TEST_SILENCE_S=30 $(BIN)/pytest -q tests/e2e/test_faults_stops.py
+
+stages-long: $(STAMP_DEV)
+	SUPERFLUID_TEST_LONG=1 $(BIN)/pytest -q tests/unit/models/test_stage_logits.py tests/e2e/test_pipelines_models.py
 
 clean: stop
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \

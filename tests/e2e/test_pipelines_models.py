@@ -30,6 +30,10 @@ FEW = 6
 STREAMS = (0, 1, 2, 3, 40)
 SETTINGS = {"SUPERFLUID_TEXT_PROCESSES": "1", "SUPERFLUID_WORKER_KV_BYTES": str(192 << 20)}
 LANES = 6
+#: Gemma with float activations takes a minute more: `make stages-long`.
+FLOATS = [(smollm2_exact_folder, 3)]
+if "SUPERFLUID_TEST_LONG" in os.environ:
+    FLOATS.append((gemma3_float_folder, 2))
 
 
 @pytest.mark.parametrize(("make", "stages"), [(smollm2_folder, 2), (gemma3_folder, 3)])
@@ -49,7 +53,7 @@ def test_nodes_say_what_the_whole_model_says_also_when_one_dies(
 
 
 # With float activations kernels round by how many rows a step has, in a whole model too.
-@pytest.mark.parametrize(("make", "stages"), [(smollm2_exact_folder, 3), (gemma3_float_folder, 2)])
+@pytest.mark.parametrize(("make", "stages"), FLOATS)
 def test_one_stream_at_a_time_is_the_same_with_float_activations(
     make: Callable[[], ModelFolder], stages: int
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -28,11 +29,13 @@ pytestmark = pytest.mark.model
 #: last `ROWS` logits are compared.
 LENGTHS, CHUNK, ROWS, ROOM = (3, 25, 44), 24, 3, 64
 STEPS = 3
+MODELS = [smollm2_folder, smollm2_exact_folder, gemma3_folder]
+#: Takes as long as all others: `make stages-long`.
+if "SUPERFLUID_TEST_LONG" in os.environ:
+    MODELS.append(gemma3_float_folder)
 
 
-@pytest.mark.parametrize(
-    "make", [smollm2_folder, smollm2_exact_folder, gemma3_folder, gemma3_float_folder]
-)
+@pytest.mark.parametrize("make", MODELS)
 def test_chunks_and_ragged_steps_are_the_same_bits(
     tmp_path: Path, make: Callable[[], ModelFolder]
 ) -> None:
