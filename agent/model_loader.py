@@ -12,6 +12,7 @@ from agent.model_memory import needed_bytes
 from agent.models.folder import ModelFolder
 from agent.models.registry import Unusable, find_model, list_models
 from agent.served_folders import ModelChanges, write_changes
+from agent.stage_status import stage_status
 from agent.workers import Workers
 from bus.errors import NotFound, SuperfluidError
 from bus.ids import ModelName
@@ -41,23 +42,6 @@ def known_stages(
         for name, found in models.items()
         if isinstance(found, ModelFolder) and (stage := stage_status(found)) is not None
     }
-
-
-def stage_status(folder: ModelFolder) -> StageStatus | None:
-    """Which part of a model a folder holds, as the head is told; None of a whole one."""
-    stage = folder.stage
-    if stage is None:
-        return None
-    return StageStatus(
-        model=ModelName(stage.model),
-        whole=stage.whole,
-        index=stage.index,
-        stages=stage.stages,
-        first=stage.first,
-        end=stage.end,
-        layers=stage.layers,
-        hidden=folder.signature.hidden,
-    )
 
 
 class ModelLoader:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agent.models.folder import ModelFolder
+from agent.stage_status import stage_status
 from agent.worker.driver import DriverEngine
 from agent.worker.driver_loop import DriverWorker
 from agent.worker.executor import Executor
@@ -14,8 +14,7 @@ from agent.worker.kv_cache import lane_tokens
 from agent.worker.loop import WorkerLoop
 from agent.worker.mailbox import Pipe
 from agent.worker.stage_runner import StageRunner
-from bus.ids import ModelName, WorkerIncarnation
-from bus.messages.parts import StageStatus
+from bus.ids import WorkerIncarnation
 from bus.messages.worker import Ready
 from bus.text.tokenizer import TextModel
 from bus.text.tokenizer_files import folder_text_digest
@@ -81,22 +80,5 @@ def ready_of(
         device=runner.target.description[:64],
         load_s=load_s,
         kind="" if runner.gives_logits else EXECUTOR_KIND,
-        stage=_status(folder),
-    )
-
-
-def _status(folder: ModelFolder) -> StageStatus | None:
-    stage = folder.stage
-    if stage is None:
-        return None
-    return StageStatus(
-        model=ModelName(stage.model),
-        whole=stage.whole,
-        index=stage.index,
-        stages=stage.stages,
-        first=stage.first,
-        end=stage.end,
-        layers=stage.layers,
-        hidden=folder.signature.hidden,
-        hidden_type="float32",
+        stage=stage_status(folder),
     )
